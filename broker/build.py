@@ -35,7 +35,7 @@ from broker.handlers.api_versions import ApiVersionsHandler
 from broker.handlers.configs import ConfigHandlers
 from broker.handlers.consumer_groups import ConsumerGroupHandlers
 from broker.handlers.coordinators import CoordinatorHandlers
-from broker.handlers.dispatch import Dispatcher, request_in
+from broker.handlers.dispatch import Dispatcher
 from broker.handlers.features import FeatureHandlers
 from broker.handlers.fetch import Fetch
 from broker.handlers.follower_fetch import FollowerFetch
@@ -384,7 +384,7 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
         logs=logs,
         cluster=cluster,
         turns=turns,
-        loop_monitor=LoopMonitor(loop=loop, world=world, request_in=request_in),
+        loop_monitor=LoopMonitor(loop=loop, world=world, at_work=turns.at_work),
         purgatory=purgatory,
         replicas=replicas,
         isr=isr,

@@ -3,24 +3,30 @@
 Owns: the measure, the name of what held the loop, and the line in the log. Does not own: turns (turns), the
 thread (World). Invariant: nothing is done for a request; a line is written at most once per second.
 
-A timer of the loop is due every `PROBE_S`, and how late it comes is what any request that arrived then waited
-for; a loop that sleeps is not late. How much of that the loop's thread was on the processor is counted by
-itself: the rest was taken by other processes, or by a disk. While the timer is overdue for `TOLD_FROM_S`,
-another thread looks at what the loop is doing.
+A timer of the loop is due every `PROBE_S`, and how late it comes is what any request that arrived then
+waited for; a loop that sleeps is not late. How much of that the loop's thread was on the processor is
+counted by itself: the rest was taken by other processes, or by a disk. While the timer is overdue for
+`TOLD_FROM_S`, another thread looks at what the loop is doing: it reads the note of the request (at_work),
+and the place in the code from a traceback of all threads, which the interpreter writes without making an
+object of any frame. A frame of the loop's thread is left alone: to read its variables takes references to
+them, and what the loop lets go of meanwhile (handles, futures, coroutines) would be freed by this thread,
+which must not do that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
-import sys
+import re
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from tempfile import TemporaryFile
 from typing import Final
 
+from broker.at_work import AtWork
 from broker.ports import World
 
 logger = logging.getLogger(__name__)
@@ -32,6 +38,7 @@ _TOLD_EVERY_S: Final = 1.0
 BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _ROOT: Final = Path(__file__).parent.parent
 _OURS: Final = tuple(f"{_ROOT / name}/" for name in ("broker", "remote", "storage", "protocol"))
+_FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 class Durations:
@@ -53,17 +60,14 @@ class Durations:
 class LoopMonitor:
     """Between `start` and `stop`, which do nothing where `World.watch` is None."""
 
-    def __init__(
-        self, *, loop: asyncio.AbstractEventLoop, world: World, request_in: Callable[[FrameType], str | None]
-    ) -> None:
-        """`request_in` names the request that a frame works on, if it is one of the dispatcher's."""
+    def __init__(self, *, loop: asyncio.AbstractEventLoop, world: World, at_work: AtWork) -> None:
         self.stalls = Durations()
         """How late the loop came."""
         self.held = Durations()
         """How much of each the loop's thread was on the processor."""
         self._loop = loop
         self._world = world
-        self._request_in = request_in
+        self._at_work = at_work
         self._thread_id = threading.get_ident()
         self._due_s = 0.0
         self._cpu_s = 0.0
@@ -110,18 +114,31 @@ class LoopMonitor:
         """See what the loop does if it is overdue; called by another thread."""
         due_s = self._due_s
         if self._seen is None and self._world.elapsed_s() - due_s >= TOLD_FROM_S:
-            seen = self._described(sys._current_frames().get(self._thread_id))
+            seen = self._described()
             if due_s == self._due_s:
                 self._seen = seen
 
-    def _described(self, frame: FrameType | None) -> str:
-        """Name the request and the place in our code that this frame and its callers are in."""
-        place = request = None
-        while frame is not None and request is None:
-            code = frame.f_code
-            if place is None and code.co_filename.startswith(_OURS):
-                file = Path(code.co_filename).relative_to(_ROOT)
-                place = f"{file}:{frame.f_lineno} ({code.co_qualname})"
-            request = self._request_in(frame)
-            frame = frame.f_back
-        return f"{request or 'work in the background'}, in {place or 'code that is not ours'}"
+    def _described(self) -> str:
+        """Name the request that is in hand, and the place in our code."""
+        request = self._at_work.name()
+        return f"{request or 'work in the background'}, in {self._place() or 'code that is not ours'}"
+
+    def _place(self) -> str | None:
+        try:
+            with TemporaryFile() as written:
+                faulthandler.dump_traceback(written, all_threads=True)
+                written.seek(0)
+                text = written.read().decode(errors="replace")
+        except OSError:  # no descriptor is left, or the disk is full
+            return None
+        return place_in(text, self._thread_id)
+
+
+def place_in(traceback: str, thread_id: int) -> str | None:
+    """Return the innermost place of a thread in our code, of a traceback of all threads."""
+    _, _, rest = traceback.partition(f"hread 0x{thread_id:016x} ")
+    for line in rest.split("\n\n")[0].splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None and frame[1].startswith(_OURS):
+            return f"{Path(frame[1]).relative_to(_ROOT)}:{frame[2]} ({frame[3]})"
+    return None

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
+from broker.at_work import AtWork, Request
 from protocol.work import Work
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ INLINE_S: Final = 0.0005
 """What all work that begins within one turn may run before it is queued; most ends within it."""
 
 
-_Queue: TypeAlias = "deque[tuple[asyncio.Future[Any], Work[Any]]]"
+_Queue: TypeAlias = "deque[tuple[asyncio.Future[Any], Work[Any], Request | None]]"
 
 
 class Turns:
@@ -40,6 +41,8 @@ class Turns:
         self, *, loop: asyncio.AbstractEventLoop, elapsed_s: Callable[[], float], steps: Callable[[], int]
     ) -> None:
         self._loop = loop
+        self.at_work: AtWork = AtWork(loop)
+        """Whose request the loop works on, also while its work goes on in the queues."""
         self._elapsed_s = elapsed_s
         self._steps = steps
         self._queue: _Queue = deque()
@@ -95,7 +98,7 @@ class Turns:
 
     async def _go_on(self, work: Work[T], queue: _Queue) -> T:
         waiting: asyncio.Future[T] = self._loop.create_future()
-        queue.append((waiting, work))
+        queue.append((waiting, work, self.at_work.in_hand()))
         self._call_turn()
         try:
             return await waiting
@@ -115,16 +118,17 @@ class Turns:
         self._inline_steps = steps = self._steps()
         until = self._elapsed_s() + SLICE_S
         while steps > 0 and (queue := self._next_queue()):
-            waiting, work = queue.popleft()
+            waiting, work, request = queue.popleft()
             if waiting.done():
                 continue
+            self.at_work.request = request
             try:
                 while steps > 0:
                     steps -= 1
                     next(work)
                     if self._elapsed_s() >= until:
                         steps = 0
-                queue.append((waiting, work))
+                queue.append((waiting, work, request))
             except StopIteration as end:
                 if not waiting.done():
                     waiting.set_result(end.value)
@@ -133,6 +137,7 @@ class Turns:
                     waiting.set_exception(_without_first_frame(error))
             if self._elapsed_s() >= until:
                 steps = 0
+        self.at_work.request = None
         if self._queue or self._own_queue:
             self._call_turn()
 
@@ -149,6 +154,7 @@ class _Own(Turns):
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
+        self.at_work = turns.at_work
         self.own = self
 
     @property

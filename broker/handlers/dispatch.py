@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
@@ -180,6 +179,7 @@ class Dispatcher:
         self._short = {int(api): handler for api, handler in short.items()}
         self._spawn = spawn
         self._turns = turns
+        self._at_work = turns.at_work
         self._large_bytes = large_bytes
         self._rows_max = rows_max
         self._places = Places(LARGE_AT_ONCE)
@@ -193,17 +193,22 @@ class Dispatcher:
         return Memo()
 
     def repeat(self, connection: Connection, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
+        at_work = self._at_work
+        at_work.request = (Api.PRODUCE, connection.peer_host, connection.peer_port)
         try:
             stop = self._repeat(connection, frames, at, answers)
         except Exception as error:
             self._log_once("a repeated Produce", error)
             raise Disconnect("internal error (see the log above)") from None
+        finally:
+            at_work.request = None
         self._counts[Api.PRODUCE] += stop - at
         return stop
 
     def handle(self, connection: Connection, frame: Frame) -> Answer:
         try:
             kind, correlation_id = _HEAD(frame)
+            self._at_work.request = (kind >> 16, connection.peer_host, connection.peer_port)
             return self._handle(connection, frame, kind >> 16, kind & 0xFFFF, correlation_id)
         except Disconnect:
             raise
@@ -214,6 +219,8 @@ class Dispatcher:
         except Exception as error:
             self._log_once("a request", error)
             raise Disconnect("internal error (see the log above)") from None
+        finally:
+            self._at_work.request = None
 
     def write_staged(self) -> list[Partition]:
         flushed = self._replicas.flush() if self._replicas.touched else []
@@ -371,6 +378,7 @@ class Dispatcher:
     ) -> None:
         """Wait for a handler that could not answer at once, or for the answer of another broker."""
         connection = context.connection
+        self._at_work.begin_task((context.api_key, connection.peer_host, connection.peer_port))
         try:
             pieces = await self._answered(context, request, result, [])
         except asyncio.CancelledError:
@@ -379,6 +387,8 @@ class Dispatcher:
         except Disconnect as gone:
             connection.close(str(gone))
             return
+        finally:
+            self._at_work.end_task()
         connection.answer(slot, _joined(pieces))
         connection.resume()
 
@@ -389,6 +399,7 @@ class Dispatcher:
         kept: list[Any] = []
         waits_for_controller = context.api_key in PASSED_ON or context.api_key == PeerApi.ENVELOPE
         place = Place(self._controller_places if waits_for_controller else self._places)
+        self._at_work.begin_task((context.api_key, connection.peer_host, connection.peer_port))
         try:
             # what brokers ask of each other waits for no client
             if context.api_key not in PEER or context.api_key == PeerApi.ENVELOPE:
@@ -423,6 +434,7 @@ class Dispatcher:
             connection.let_go()
         finally:
             place.give_back()
+            self._at_work.end_task()
 
     async def _decoded(self, context: Context, body: memoryview, kept: list[Any]) -> Any:
         """Return the request; its rows are in `kept` afterwards, to be let go of in turns."""
@@ -511,27 +523,6 @@ class Dispatcher:
         else:
             self._logged.add(where)
             logger.error("%s failed", what, exc_info=error)
-
-
-_HANDLE: Final = Dispatcher._handle.__code__
-_REPEAT: Final = Dispatcher.repeat.__code__
-
-
-def request_in(frame: FrameType) -> str | None:
-    """Name the request that a frame of the dispatcher or of a handler works on; None for any other frame."""
-    names = frame.f_locals
-    context = names.get("context", names.get("ctx"))
-    if isinstance(context, Context):
-        api_key, connection = context.api_key, context.connection
-    elif frame.f_code is _HANDLE:
-        api_key, connection = names["api_key"], names["connection"]
-    elif frame.f_code is _REPEAT:
-        api_key, connection = Api.PRODUCE, names["connection"]
-    else:
-        return None
-    row = KNOWN.get(api_key)
-    name = f"API {api_key}" if row is None else row.name
-    return f"{name} of {connection.peer_host}:{connection.peer_port}"
 
 
 def _sized(answer: memoryview) -> Work[Pieces]:

@@ -7,12 +7,14 @@ import dataclasses
 import random
 import threading
 from collections.abc import Callable
-from types import FrameType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.loop_monitor import BOUNDS_S, PROBE_S, TOLD_FROM_S, LoopMonitor
+from broker import loop_monitor
+from broker.at_work import AtWork
+from broker.loop_monitor import BOUNDS_S, PROBE_S, TOLD_FROM_S, LoopMonitor, place_in
 from broker.ports import World
 from broker.process import real_world
 from protocol.apis import Api
@@ -44,15 +46,13 @@ class Watched:
             watch=self.watch,
         )
         loop: Any = self
-        self.monitor = LoopMonitor(loop=loop, world=world, request_in=self.request_in)
-        self.request: str | None = None
+        at_work = AtWork(loop)
+        self.monitor = LoopMonitor(loop=loop, world=world, at_work=at_work)
+        self.at_work = at_work
 
     def watch(self, every_s: float, look: Callable[[], None]) -> Callable[[], None]:
         self.look = look
         return lambda: setattr(self, "look", None)
-
-    def request_in(self, frame: FrameType) -> str | None:
-        return self.request if frame.f_code is Watched.hold.__code__ else None
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Any:
         self.timers.append((self.now_s + delay_s, call))
@@ -86,7 +86,7 @@ def test_a_loop_that_sleeps_is_not_late(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_loop_that_is_held_is_late_and_the_line_says_by_what(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
-    watched.request = "DeleteGroups of 10.0.0.1:999"
+    watched.at_work.request = (Api.DELETE_GROUPS, "10.0.0.1", 999)
     watched.monitor.start()
     watched.hold(0.3, cpu_s=0.25)
     assert watched.monitor.stalls.worst_s == pytest.approx(0.3)
@@ -96,7 +96,7 @@ def test_a_loop_that_is_held_is_late_and_the_line_says_by_what(caplog: pytest.Lo
         "held for 300 ms, 250 of them on the processor, by DeleteGroups of 10.0.0.1:999"
         in record.getMessage()
     )
-    watched.request = None
+    watched.at_work.request = None
     watched.hold(2.0, cpu_s=0.001)
     assert watched.monitor.held.worst_s == pytest.approx(0.25), "another process had the processor"
     assert "work in the background, in broker/loop_monitor.py" in caplog.records[1].getMessage()
@@ -135,9 +135,9 @@ async def test_a_broker_names_the_request_that_holds_its_loop(
     seen = threading.Event()
     described = monitor._described
 
-    def describe(frame: FrameType | None) -> str:
+    def describe() -> str:
         try:
-            return described(frame)
+            return described()
         finally:
             seen.set()
 
@@ -177,7 +177,44 @@ async def test_a_broker_names_the_request_that_holds_its_loop(
 
 async def test_a_simulated_world_has_no_monitor(broker: Broker) -> None:
     world = dataclasses.replace(real_world(broker.config, None), watch=None)
-    monitor = LoopMonitor(loop=asyncio.get_running_loop(), world=world, request_in=lambda frame: None)
+    monitor = LoopMonitor(
+        loop=asyncio.get_running_loop(), world=world, at_work=AtWork(asyncio.get_running_loop())
+    )
     monitor.start()
     assert monitor._timer is None
     monitor.stop()
+
+
+def test_the_place_is_the_innermost_of_ours_in_the_threads_own_part() -> None:
+    root = Path(loop_monitor.__file__).parent.parent
+    text = (
+        "Thread 0x0000000000000007 (most recent call first):\n"
+        f'  File "{root}/storage/log.py", line 3 in append\n'
+        "\n"
+        "Current thread 0x000000000000000a (most recent call first):\n"
+        '  File "/usr/lib/python3.11/json.py", line 1 in loads\n'
+        f'  File "{root}/broker/handlers/acls.py", line 12 in described\n'
+        f'  File "{root}/broker/server.py", line 5 in run\n'
+    )
+    assert place_in(text, 10) == "broker/handlers/acls.py:12 (described)"
+    assert place_in(text, 7) == "storage/log.py:3 (append)"
+    assert place_in(text, 1) is None
+
+
+async def test_a_note_is_taken_for_each_task() -> None:
+    at_work = AtWork(asyncio.get_running_loop())
+    seen: dict[int, list[str | None]] = {1: [], 2: []}
+
+    async def work(port: int) -> None:
+        at_work.begin_task((Api.FETCH, "h", port))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            seen[port].append(at_work.name())
+        at_work.end_task()
+        seen[port].append(at_work.name())
+
+    async with asyncio.TaskGroup() as group:
+        for port in seen:
+            group.create_task(work(port))
+    assert seen == {port: [f"Fetch of h:{port}"] * 3 + [None] for port in (1, 2)}
+    assert not at_work._tasks
