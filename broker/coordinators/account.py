@@ -5,23 +5,37 @@ Does not own what a member of a group takes (`broker.coordinators.groups.members
 (`broker.coordinators.transactions.machine`), nor what is answered to whom it is refused.
 Invariant: what a shard has counted goes when the shard goes. What the log names is counted without being
 asked for, so that the bounds hold for what clients bring.
+
+The last quarter is for hosts that hold little: however many hold all that one may, whoever comes finds room
+for some groups. A host is what can call its addresses its own: all of an IPv6 network of 64 bits.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from broker.net.frames import address_of
+
 BYTES_MAX: Final = 128 << 20
 HOST_BYTES_MAX: Final = 16 << 20
 """Of the clients of one host: the others always find room beside it."""
+LITTLE_BYTES: Final = 1 << 20
+"""What a host may hold in all that gets something of the last quarter."""
 
 
 class MemoryAccount:
     """What all machines of one coordinator hold, by the host that brought it."""
 
-    def __init__(self, *, bytes_max: int = BYTES_MAX, host_bytes_max: int = HOST_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        bytes_max: int = BYTES_MAX,
+        host_bytes_max: int = HOST_BYTES_MAX,
+        little_bytes: int = LITTLE_BYTES,
+    ) -> None:
         self._bytes_max = bytes_max
         self._host_bytes_max = host_bytes_max
+        self._little_bytes = little_bytes
         self._hosts: dict[str, int] = {}
         self.held_bytes = 0
         self.refused = 0
@@ -34,13 +48,18 @@ class MemoryAccount:
 
     def may_take(self, host: str, size: int) -> bool:
         """Whether so much more fits; if not, that is counted as refused."""
-        held = self._hosts.get(host, 0)
-        fits = self.held_bytes + size <= self._bytes_max and held + size <= self._host_bytes_max
+        would_hold = self._hosts.get(address_of(host.removeprefix("/")), 0) + size
+        in_all = self.held_bytes + size
+        fits = would_hold <= self._host_bytes_max and (
+            in_all <= self._bytes_max - self._bytes_max // 4
+            or (in_all <= self._bytes_max and would_hold <= self._little_bytes)
+        )
         self.refused += not fits
         return fits
 
     def take(self, host: str, size: int) -> None:
         """Count so many more bytes; fewer, if `size` is negative."""
+        host = address_of(host.removeprefix("/"))
         held = self._hosts.get(host, 0) + size
         assert held >= 0, f"{host} gives back more than it took"
         if held:
