@@ -9,14 +9,18 @@ iterates over nothing that others change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from functools import wraps
+from heapq import merge
+from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _FREED: Final = 256
+_SORTED: Final = 512
+"""Names that are sorted at once."""
 
 Work: TypeAlias = Generator[None, None, T]
 """Yields between its pieces and returns its result."""
@@ -40,6 +44,25 @@ def finish(work: Work[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def in_order(names: Iterable[str]) -> Work[list[str]]:
+    """Return them sorted; what they come from must not change meanwhile."""
+    left = iter(names)
+    runs: list[list[str]] = []
+    while run := sorted(islice(left, _SORTED)):
+        runs.append(run)
+        if len(run) < _SORTED:
+            break
+        yield
+    if len(runs) <= 1:
+        return runs[0] if runs else []
+    found: list[str] = []
+    merged = merge(*runs)
+    while some := list(islice(merged, _SORTED // 4)):
+        found += some
+        yield
+    return found
 
 
 def let_go(kept: list[Any]) -> Work[None]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
-from broker.coordinators.transactions.patterns import matcher
+from broker.coordinators.patterns import InvalidPattern, compiled
 from broker.coordinators.transactions.transitions import BY_EPOCH
 from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
@@ -286,7 +286,7 @@ class TransactionHandlers:
                 unknown[name] = None
             if at % ROWS_AT_ONCE == 0:
                 yield
-        matches = matcher(request.transactional_id_pattern)
+        matches = _matcher(request.transactional_id_pattern)
         machines: list[TransactionMachine] = self._transactions.machines()
         rows: list[Fields] = []
         for machine in machines:
@@ -334,3 +334,14 @@ def _undescribed(transactional_id: str, code: ErrorCode) -> Fields:
         "producer_epoch": 0,
         "topics": (),
     }
+
+
+def _matcher(pattern: str | None) -> Callable[[str], bool]:
+    """Return what tells whether an id matches as a whole; none, or an empty one, is matched by all."""
+    if not pattern:
+        return lambda transactional_id: True
+    try:
+        fullmatch = compiled(pattern).fullmatch
+    except InvalidPattern as error:
+        raise KafkaError(ErrorCode.invalid_regular_expression, f"no pattern: {error}") from None
+    return lambda transactional_id: fullmatch(transactional_id) is not None

@@ -47,7 +47,7 @@ from broker.ports import World
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import ResolvedRegex
-from protocol.work import Work
+from protocol.work import Work, in_order
 from storage.log import NewMarker
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         """Find the topics that a group is subscribed to by its regular expressions, and tell it."""
         version = self._topics.version
         try:
-            names = sorted(self._topics.names())
+            names = await self._turns.run(in_order(list(self._topics.names())))
             small, large = await self._turns.run(by_size(regexes))
             found = await self._turns.run(matching(small, names))
             for each in large:

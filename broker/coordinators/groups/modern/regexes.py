@@ -1,30 +1,26 @@
-"""Subscriptions by regular expression, in RE2's syntax, which Kafka's engine shares.
+"""Subscriptions by regular expression.
 
-Owns what a valid expression is, how much memory one may take, and which topics it matches. Does not own who
-is subscribed by one (`broker.coordinators.groups.consumer_group`), nor when topics are looked through.
-Invariant: a match takes time in proportion to the topic's name, whatever the expression; an expression whose
-program is too large is refused.
+Owns what a client is told of one that is not valid, and which topics one matches. Does not own compiling it
+(`broker.coordinators.patterns`), who is subscribed by one (`broker.coordinators.groups.consumer_group`), nor
+when topics are looked through. Invariant: nothing long is done at once, but by `matched`, which is for
+another thread.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
-import re2
-
+from broker.coordinators.patterns import InvalidPattern, compiled
 from protocol.errors import ErrorCode, KafkaError
-from protocol.work import Work
+from protocol.work import Work, in_order
 
 logger = logging.getLogger(__name__)
 
-PROGRAM_BYTES_MAX: Final = 1 << 20
 _TOPICS_AT_ONCE: Final = 24
 _LARGE_PROGRAM: Final = 128
 """So many steps each character of a name may take where RE2's cache runs full: no work for the loop."""
-_COMPILED_MAX: Final = 128
 _AS_KAFKA_SAYS: Final = {
     "missing ]": "missing closing ]",
     "missing )": "missing closing )",
@@ -41,10 +37,9 @@ _AS_KAFKA_SAYS: Final = {
 def check_regex(regex: str) -> None:
     """Raise KafkaError unless it is a regular expression of RE2."""
     try:
-        _compile(regex)
-    except re2.error as error:
-        reason = error.args[0] if error.args else ""
-        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        compiled(regex)
+    except InvalidPattern as error:
+        text = str(error)
         kind = text.partition(":")[0]
         if text.startswith("invalid perl operator: (?<"):
             kind = "invalid named capture group"
@@ -57,7 +52,7 @@ def check_regex(regex: str) -> None:
 
 def is_large(regex: str) -> bool:
     """Whether to match it in another thread, which RE2 lets run beside the loop."""
-    return bool(_compile(regex).programsize > _LARGE_PROGRAM)
+    return bool(compiled(regex).programsize > _LARGE_PROGRAM)
 
 
 def by_size(regexes: Iterable[str]) -> Work[tuple[list[str], list[str]]]:
@@ -69,7 +64,7 @@ def by_size(regexes: Iterable[str]) -> Work[tuple[list[str], list[str]]]:
         yield
         try:
             (large if is_large(regex) else small).append(regex)
-        except re2.error as error:
+        except InvalidPattern as error:
             logger.error("the expression %r of a group matches nothing here: %s", regex, error)
             small.append(regex)
     return small, large
@@ -77,7 +72,7 @@ def by_size(regexes: Iterable[str]) -> Work[tuple[list[str], list[str]]]:
 
 def matched(regex: str, topics: Iterable[str]) -> tuple[str, ...]:
     """Return the topics that the expression matches as a whole, in order, however long that takes."""
-    fullmatch = _compile(regex).fullmatch
+    fullmatch = compiled(regex).fullmatch
     return tuple(name for name in sorted(topics) if fullmatch(name) is not None)
 
 
@@ -85,15 +80,15 @@ def matching(regexes: Iterable[str], topics: Iterable[str]) -> Work[dict[str, tu
     """Return the topics that each expression matches as a whole, in order; none of them is large. What is no
     expression here, though the broker that stored it took it for one, matches nothing.
     """
-    names = sorted(topics)
+    names = yield from in_order(topics)
     found: dict[str, tuple[str, ...]] = {}
     for regex in regexes:
         yield
         matches = []
         found[regex] = ()
         try:
-            fullmatch = _compile(regex).fullmatch
-        except re2.error:
+            fullmatch = compiled(regex).fullmatch
+        except InvalidPattern:
             continue
         for at, name in enumerate(names, 1):
             if fullmatch(name) is not None:
@@ -102,12 +97,3 @@ def matching(regexes: Iterable[str], topics: Iterable[str]) -> Work[dict[str, tu
                 yield
         found[regex] = tuple(matches)
     return found
-
-
-@lru_cache(maxsize=_COMPILED_MAX)
-def _compile(regex: str) -> Any:
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = PROGRAM_BYTES_MAX
-    options.never_capture = True
-    return re2.compile(regex, options)
