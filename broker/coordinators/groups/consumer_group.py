@@ -9,9 +9,10 @@ value of each key makes the state, in whatever order the keys come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from sys import intern
 from typing import Final, TypeVar
 from uuid import UUID
@@ -36,6 +37,7 @@ from protocol.stored.consumer_groups import (
     TargetRecord,
     TopicsRecord,
 )
+from protocol.work import Work
 
 V = TypeVar("V")
 
@@ -45,6 +47,7 @@ MEMBER_BYTES: Final = 1 << 10
 """About what a member takes besides what it is subscribed to and what it holds."""
 _PARTITION_BYTES: Final = 128
 _TEXT_BYTES: Final = 64
+_TOPICS_PER_STEP: Final = 512
 _NEW: Final = CurrentAssignment()
 _FIRST_EPOCH: Final = 1
 """Of a group for which no record names another one."""
@@ -397,21 +400,31 @@ class ConsumerGroup:
 
     def topics_after(
         self, leaving: Mapping[str, Member], coming: Member | None, lost_regexes: frozenset[str] = frozenset()
-    ) -> list[str]:
-        """Return what the group is subscribed to once these members have left and this one is there."""
+    ) -> Work[list[str]]:
+        """Return what the group is subscribed to once these members have left and this one is there; nothing
+        else of the group may change meanwhile."""
         named = dict(self._named_topics)
-        for member in leaving.values():
+        changes = [(member, -1) for member in leaving.values()]
+        if coming is not None:
+            changes.append((coming, 1))
+        done = 0
+        for member, change in changes:
             for topic in member.metadata.topics:
-                _count(named, topic, -1)
-        for topic in coming.metadata.topics if coming is not None else ():
-            _count(named, topic, 1)
+                _count(named, topic, change)
+                done += 1
+                if done % _TOPICS_PER_STEP == 0:
+                    yield
         found = dict.fromkeys(named)
+        yield
         if not lost_regexes:
-            found.update(dict.fromkeys(self._regex_topics))
-            return list(found)
-        for regex, resolved in self.regexes.items():
-            if regex not in lost_regexes:
-                found.update(dict.fromkeys(resolved.topics))
+            matched: list[Iterable[str]] = [list(self._regex_topics)]
+        else:
+            matched = [it.topics for regex, it in self.regexes.items() if regex not in lost_regexes]
+        for topics in matched:
+            left = iter(topics)
+            while some := dict.fromkeys(islice(left, _TOPICS_PER_STEP)):
+                found.update(some)
+                yield
         return list(found)
 
     def topics_of(self, member: Member) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from broker.control.image import Image, TopicImage
-from protocol.work import Work
+from protocol.work import Work, in_order
 
 _HASHED_AT_ONCE: Final = 64
 _HASH: Final = Struct(">q")
@@ -67,7 +67,7 @@ class Topics:
     def hash_of(self, names: Iterable[str]) -> Work[int]:
         """Return the hash of those of the topics that exist; 0 for none."""
         found = []
-        for at, name in enumerate(sorted(names), 1):
+        for at, name in enumerate((yield from in_order(names)), 1):
             topic = self._image().topics.get(name)
             if topic is not None:
                 found.append((yield from self._hash_of_one(topic)))

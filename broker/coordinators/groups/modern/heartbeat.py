@@ -541,8 +541,7 @@ def advance_epoch(
     epoch = group.epoch
     if not bump and not group.is_stale:
         return epoch
-    topics = group.topics_after({before.member_id: before}, after, lost_regexes)
-    yield
+    topics = yield from group.topics_after({before.member_id: before}, after, lost_regexes)
     hash_now = yield from shard.topics.hash_of(topics)
     if bump or hash_now != group.metadata_hash:
         epoch = bump_epoch(shard, group, hash_now, draft)
@@ -720,8 +719,7 @@ def fence(
     lost = _lost_regexes(group, members.values())
     for regex in sorted(lost):
         draft.records.append(regex_tombstone(group, regex))
-    topics = group.topics_after(members, None, lost)
-    yield
+    topics = yield from group.topics_after(members, None, lost)
     hash_now = yield from shard.topics.hash_of(topics)
     bump_epoch(shard, group, hash_now, draft)
 
