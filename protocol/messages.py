@@ -94,13 +94,20 @@ def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, fields: Fields
 ) -> bytes:
     """Return the whole frame: size, header, body."""
+    return bytes(request_frame(api_key, version, correlation_id, client_id, fields))
+
+
+def request_frame(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, fields: Fields
+) -> bytearray:
+    """`encode_request` for what may be large and is written at once: not copied."""
     out = bytearray(_REQUEST_HEAD.pack(0, api_key, version, correlation_id))
     out += pack_text(client_id, False)
     if request_header_version(api_key, version) == 2:
         out.append(0)
     codec(api_key, version, "request").write(out, fields)
     _INT32.pack_into(out, 0, len(out) - 4)
-    return bytes(out)
+    return out
 
 
 def encode_request_in_turns(

@@ -6,8 +6,9 @@ or where a peer listens (the image). Invariant: answers are matched in the order
 question ends with an answer or with PeerLost by its deadline; at most `IN_FLIGHT_MAX` are under way.
 
 A peer answers in order, so after an answer that does not come none will: a deadline that passes ends the
-connection and whatever else was asked on it. An answer's bytes are copied once, out of the receive buffer
-into a frame of their own, and appended from there.
+connection and whatever else was asked on it. The bytes of a small answer are copied once, out of the receive
+buffer into a frame of their own; a large one takes the buffer along, and what comes is read into another. A
+request is written from where it was encoded.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from broker.ports import Network
 from protocol.apis import Api, PeerApi
 from protocol.codec import Fields
 from protocol.errors import FrameTooLarge, MalformedRequest
-from protocol.messages import decode_response, encode_request
+from protocol.messages import decode_response, request_frame
 from protocol.wire import FRAME_BYTES_MAX, FrameReader
 
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX: Final = 64
+_TAKEN_BYTES: Final = 4 << 20
+"""An answer of so many bytes takes the buffer along: to read the next into one that grows costs less."""
 _SIZE: Final = Struct(">i")
 _CORRELATION: Final = Struct(">i")
 _CORRELATION_AT: Final = 4
@@ -80,7 +83,7 @@ class Channel:
     async def ask(self, api: Api | PeerApi, version: int, fields: Fields, *, timeout_s: float) -> Any:
         """Ask, and return the decoded response; record sets in it are views on its frame."""
         self._correlation_id = (self._correlation_id + 1) & _CORRELATION_MASK
-        request = encode_request(api, version, self._correlation_id, self._client_id, fields)
+        request = request_frame(api, version, self._correlation_id, self._client_id, fields)
         frame = await self._exchange(request, timeout_s)
         try:
             return decode_response(api, version, frame)[1]
@@ -100,7 +103,7 @@ class Channel:
             if wire is not None:
                 wire.lose("closed")
 
-    async def _exchange(self, request: bytes, timeout_s: float) -> memoryview:
+    async def _exchange(self, request: bytes | bytearray, timeout_s: float) -> memoryview:
         wire: _Wire | None = None
         answer: asyncio.Future[memoryview] | None = None
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -182,7 +185,7 @@ class _Wire(asyncio.BufferedProtocol):
             self._has_moved.clear()
             await self._has_moved.wait()
 
-    def ask(self, request: bytes) -> asyncio.Future[memoryview]:
+    def ask(self, request: bytes | bytearray) -> asyncio.Future[memoryview]:
         if self.lost is not None or self._transport is None:
             raise PeerLost(self.lost or "not open")
         answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
@@ -257,7 +260,8 @@ class _Wire(asyncio.BufferedProtocol):
         _, answer = self.asked.popleft()
         self._has_moved.set()
         if not answer.done():
-            answer.set_result(memoryview(bytearray(frame)))
+            kept = self._reader.keep(frame) if len(frame) >= _TAKEN_BYTES else bytearray(frame)
+            answer.set_result(memoryview(kept))
         return True
 
 

@@ -293,6 +293,44 @@ async def _over_a_real_socket() -> None:
             peer.transport.abort()
 
 
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_large_answer_stays_as_it_came_while_others_follow(loop_factory: Callable[[], Any]) -> None:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(_large_answers())
+
+
+async def _large_answers() -> None:
+    network: Network = TcpNetwork()
+    peers = Peers()
+
+    def sized(frame: bytes) -> bytes:
+        """As many bytes as the correlation id says, each its last digits."""
+        (correlation_id,) = _SIZE.unpack_from(frame, 4)
+        body = _SIZE.pack(correlation_id) + bytes((correlation_id % 251,)) * correlation_id
+        return _SIZE.pack(len(body)) + body
+
+    peers.answer = sized
+    listening = await network.listen("127.0.0.1", 0, lambda: Peer(peers), backlog=1)
+    sizes = (10, 5 << 20, 300_000, (5 << 20) + 1, 20, 70_000)
+    try:
+        channel = Channel(network, "127.0.0.1", listening.port, client_id="test")
+        await channel.ask_frame(_frame(7), timeout_s=10)
+        asked = [channel.ask_frame(_frame(size), timeout_s=10) for size in sizes]
+        answers = await asyncio.gather(*asked)
+        await channel.ask_frame(_frame(6 << 20), timeout_s=10)
+        for size, told in zip(sizes, answers, strict=True):
+            assert told[4:] == bytes((size % 251,)) * size
+        channel.close()
+    finally:
+        listening.close()
+        for peer in peers.accepted:
+            peer.transport.abort()
+
+
+def _frame(correlation_id: int) -> bytes:
+    return _SIZE.pack(0) + _SIZE.pack(correlation_id)
+
+
 def test_it_is_known_who_closed_a_connection_and_has_none_since() -> None:
     two = Two()
 
