@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
@@ -103,7 +104,9 @@ def open_transactions(ground: Ground) -> Run:
             for answer in ask_all(connection, Api.ADD_PARTITIONS_TO_TXN, 3, rows):
                 topic = answer.results_by_topic_v3_and_below[0]
                 codes[topic.results_by_partition[0].partition_error_code.name] += 1
-        return told(codes, {ErrorCode.none, ErrorCode.coordinator_not_available})
+        # an id expires after a second: on a slow machine before its partition is added
+        forgotten = ErrorCode.invalid_producer_id_mapping
+        return told(codes, {ErrorCode.none, ErrorCode.coordinator_not_available, forgotten})
 
     return run
 
@@ -228,6 +231,65 @@ def strangers_ends(ground: Ground) -> Run:
     return run
 
 
+def untrue_transactions(ground: Ground) -> Run:
+    """Produce that says one thing in its head and another in its batches: the id of a transaction over plain
+    ones of one producer; batches of a transaction of an id that nobody has, and of no id, each of another
+    producer."""
+    partitions = 20
+    ground.make_topic("untrue", partitions=partitions)
+    begun_producer(ground, "first")
+    numbers, unknown = count(), count()
+
+    def frame(transactional_id: str | None, *, producer_id: int, sequence: int, is_flagged: bool) -> bytes:
+        batch = bytes(
+            build_batch(
+                [(None, b"v", (), FIRST_MS)],
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+                transactional=is_flagged,
+            )
+        )
+        fields = produce_fields("untrue", 0, batch, acks=-1)
+        fields["topic_data"][0]["partition_data"] = [
+            {"index": index, "records": batch} for index in range(partitions)
+        ]
+        return requested(Api.PRODUCE, 11, **fields | {"transactional_id": transactional_id})
+
+    def plain() -> bytes:
+        return frame("first", producer_id=5_000_000, sequence=next(numbers), is_flagged=False)
+
+    def of_nobody() -> bytes:
+        return frame("nobody's", producer_id=6_000_000 + next(unknown), sequence=0, is_flagged=True)
+
+    def of_none() -> bytes:
+        return frame(None, producer_id=6_000_000 + next(unknown), sequence=0, is_flagged=True)
+
+    kinds = (
+        (plain, {ErrorCode.none}),
+        (of_nobody, {ErrorCode.invalid_producer_id_mapping}),
+        (of_none, {ErrorCode.transactional_id_authorization_failed}),
+    )
+
+    def run(stack: ExitStack) -> str:
+        connection = hostile(ground, stack)
+        until_s = time.monotonic() + _HOLD_S
+        counts: list[Counter[str]] = [Counter() for _ in kinds]
+        while time.monotonic() < until_s:
+            for (make, _), codes in zip(kinds, counts, strict=True):
+                frames = [make() for _ in range(20)]
+                assert connection.send(b"".join(frames))
+                for _ in frames:
+                    answer = connection.answer()
+                    assert answer is not None, f"{make.__name__} cost the connection"
+                    produced = decode_response(Api.PRODUCE, 11, answer)[1]
+                    codes.update(row.error_code.name for row in produced.responses[0].partition_responses)
+        texts = [told(codes, allowed) for (_, allowed), codes in zip(kinds, counts, strict=True)]
+        return (WRONG if any(WRONG in text for text in texts) else "") + "; ".join(texts)
+
+    return run
+
+
 # --- groups that the broker assigns -----------------------------------------------------------------------
 
 _EXPLOSIVE: Final = (
@@ -239,6 +301,8 @@ _EXPLOSIVE: Final = (
     "(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)b",
     "a" * 30_000,
     "(" * 5_000 + ")" * 5_000,
+    "x{0,1000}" * 8,
+    "(?i)" + r"\pL" * 300,
     "(?=a)b",
     "[",
 )
@@ -363,6 +427,11 @@ COORDINATOR_ATTACKS: Final = (
         name="strangers-ends",
         what="EndTxn and TxnOffsetCommit with wrong ids and epochs, for 20 s",
         make=strangers_ends,
+    ),
+    Attack(
+        name="untrue-transactions",
+        what="Produce whose batches are of another transaction than it says, or of none, for 20 s",
+        make=untrue_transactions,
     ),
     Attack(
         name="explosive-patterns",
