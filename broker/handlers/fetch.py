@@ -513,7 +513,7 @@ class FetchWait(Waiter):
 
     def _leave(self) -> None:
         for partition in self._partitions:
-            partition.data_waiters.pop(self, None)
+            partition.data_waits_no_more(self)
         self._partitions = []
 
 
@@ -646,7 +646,7 @@ class LongFetchWait(Waiter):
         self.done = True
         while self._standing:
             partition, _ = self._standing.popitem()
-            partition.data_waiters.pop(self, None)
+            partition.data_waits_no_more(self)
             if not len(self._standing) % _LEFT_A_STEP:
                 yield
         self._sizes = {}

@@ -189,7 +189,7 @@ class RemoteFetchWait(Waiter):
     def _end(self) -> None:
         self.finish()
         for partition in self._partitions:
-            partition.data_waiters.pop(self, None)
+            partition.data_waits_no_more(self)
         self._partitions = []
         task, self._task = self._task, None
         if task is not None:

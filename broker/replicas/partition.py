@@ -679,6 +679,14 @@ class Partition:
 
     # --- waiters ---
 
+    def data_waits_no_more(self, waiter: DataWaiter) -> None:
+        """Forget a consumer, if it waits here; after the last, the room of as many as there were as well: a
+        dictionary from which all is taken keeps it."""
+        waiters = self.data_waiters
+        waiters.pop(waiter, None)
+        if not waiters:
+            waiters.clear()
+
     @property
     def commit_waits(self) -> int:
         return len(self._commit_waiters or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
@@ -95,6 +96,19 @@ async def test_a_long_fetch_lets_others_go_first(broker: Broker) -> None:
                 await other.call(Api.API_VERSIONS, 0)
             order.append("other")
         assert order == ["other", "long"]
+
+
+async def test_what_polls_waited_for_takes_no_room_once_they_are_gone(broker: Broker) -> None:
+    await create_topic(broker, "t", 1)
+    partition = broker.components.replicas.partition("t", 0)
+    async with AsyncExitStack() as stack:
+        for _ in range(30):
+            client = await stack.enter_async_context(await RawClient.open(broker))
+            await client.send(client.encode(Api.FETCH, 12, fetch_fields("t", 0, max_wait=60_000)))
+        await until(lambda: len(partition.data_waiters) == 30)
+        assert sys.getsizeof(partition.data_waiters) > sys.getsizeof({})
+    await until(lambda: not partition.data_waiters)
+    assert sys.getsizeof(partition.data_waiters) == sys.getsizeof({})
 
 
 async def test_a_long_poll_over_many_partitions_reads_what_moved_alone(
