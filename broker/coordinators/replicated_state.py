@@ -5,7 +5,8 @@ and reloading when the log and the machine may have parted; the place of transac
 the records. Does not own what is decided (`broker.coordinators.machine`), nor the log.
 Invariant: a command is decided on a state in which all it depends on is applied, and which the next leader
 would read too; a reply leaves only after the records of its decision are durable and applied; after an append
-of unknown outcome the machine is rebuilt from the log.
+of unknown outcome the machine is rebuilt from the log, and after an error that nobody foresaw, unless that
+concerns one command alone.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ LOAD_SLICE_S: Final = 0.001
 ROWS_PER_LOOK: Final = 64
 """A batch may have thousands of rows; to look at the clock takes a tenth of the time of one."""
 LOAD_RETRY_S: Final = 1.0
+UNFORESEEN_RETRY_MAX_S: Final = 60.0
+"""Before a log is read again that led to an error which nobody foresaw: it will again, until it changes."""
 REPLICATION_POLL_S: Final = 0.01
 REPLICATION_POLL_MAX_S: Final = 0.2
 STALL_MS: Final = 1_000
@@ -376,13 +379,16 @@ class ReplicatedState(Generic[MachineT]):
 
     def _decide(self, command: _Entry, token: int) -> None:
         """Decide it at once; where that takes longer, the flush goes on with it."""
-        work = self._begin(command, token)
-        if work is None:
-            return
         try:
+            work = self._begin(command, token)
+            if work is None:
+                return
             for _ in range(STEPS_AT_ONCE):
                 next(work)
         except StopIteration:
+            return
+        except Exception as error:
+            self._begin_again(error)
             return
         self._begun = work
         self._flush_soon()
@@ -401,6 +407,9 @@ class ReplicatedState(Generic[MachineT]):
             made = machine.decide(command, token, self._now())
         except KafkaError as error:
             self._fail(token, error)
+            return None
+        except Exception as error:
+            self._decision_failed(machine, command, token, error)
             return None
         if isinstance(made, GeneratorType):
             return self._deciding(machine, command, token, made)
@@ -421,6 +430,9 @@ class ReplicatedState(Generic[MachineT]):
             decision = yield from work
         except KafkaError as error:
             self._fail(token, error)
+            return
+        except Exception as error:
+            self._decision_failed(machine, command, token, error)
             return
         if not self._is_run_by(machine):
             return
@@ -452,6 +464,20 @@ class ReplicatedState(Generic[MachineT]):
     def _answering(self, replies: tuple[tuple[int, Any], ...]) -> Work[None]:
         yield from self._answer(replies)
         self._arm_timer()
+
+    def _decision_failed(self, machine: MachineT, command: _Entry, token: int, error: Exception) -> None:
+        """Fail the command that could not be decided: it changed nothing durable. A tick has taken deadlines
+        that would not come again."""
+        self._tell_unforeseen(f"{type(command).__name__.strip('_')} failed", error)
+        if not self._is_run_by(machine):
+            return
+        if isinstance(command, _Tick):
+            self._reload(ErrorCode.unknown_server_error, pause_s=LOAD_RETRY_S)
+        else:
+            self._fail(token, KafkaError(ErrorCode.unknown_server_error))
+
+    def _tell_unforeseen(self, what: str, error: Exception) -> None:
+        logger.error("%s-%d: %s", self.topic, self.index, what, exc_info=error)
 
     def _is_run_by(self, machine: MachineT) -> bool:
         """Whether what was decided, or read, with this machine counts still."""
@@ -534,7 +560,8 @@ class ReplicatedState(Generic[MachineT]):
             if is_short:
                 self._flush_short(goes_on=False)
         except Exception as error:
-            self._spawn(_fail_with(error))
+            self._is_flushing = False
+            self._begin_again(error)
             return
         if not is_short:
             self._spawn(self._flush())
@@ -607,8 +634,16 @@ class ReplicatedState(Generic[MachineT]):
                 elif not await self._append_parts(pending):
                     return
                 await self._turns.run(self._drain())
+        except Exception as error:
+            self._begin_again(error)
         finally:
             self._is_flushing = False
+
+    def _begin_again(self, error: Exception) -> None:
+        """Go by what the log says: a decision may be half taken, or its records durable and half applied."""
+        self._tell_unforeseen("what was decided is lost, or comes from the log", error)
+        if self.status is Status.ACTIVE:
+            self._reload(ErrorCode.unknown_server_error, pause_s=LOAD_RETRY_S)
 
     def _drain(self) -> Work[None]:
         while self.status is Status.ACTIVE and self._queue and self._may_decide(self._queue[0][0]):
@@ -727,7 +762,11 @@ class ReplicatedState(Generic[MachineT]):
         for at, record in enumerate(records):
             if not self._is_run_by(machine):
                 return
-            machine.apply(record, offset=first_offset + at, producer_id=producer_id)
+            try:
+                machine.apply(record, offset=first_offset + at, producer_id=producer_id)
+            except Exception as error:
+                error.add_note(f"of {type(record).__name__} at offset {first_offset + at}")
+                raise
             if at % RECORDS_PER_STEP == RECORDS_PER_STEP - 1:
                 yield
 
@@ -837,10 +876,10 @@ class ReplicatedState(Generic[MachineT]):
 
     # --- loading ---
 
-    def _reload(self, code: ErrorCode) -> None:
+    def _reload(self, code: ErrorCode, *, pause_s: float = 0.0) -> None:
         self._set_status(Status.LOADING)
         self._fail_all(code)
-        self.start()
+        self._spawn(self._load(pause_s))
 
     def _set_status(self, status: Status) -> None:
         self.status = status
@@ -849,15 +888,20 @@ class ReplicatedState(Generic[MachineT]):
         else:
             self._active.set()
 
-    async def _load(self) -> None:
+    async def _load(self, pause_s: float = 0.0) -> None:
+        if pause_s:
+            await self._pause(pause_s)
         while self.status is Status.LOADING:
             try:
                 machine = await self._replay()
                 await self._wait_replicated()
+                await self._turns.run(self._activate(machine))
             except (KafkaError, OSError, CorruptBatch) as error:
                 await self._load_failed(error)
-                continue
-            await self._turns.run(self._activate(machine))
+            except Exception as error:
+                self._tell_unforeseen("cannot be loaded, will try again", error)
+                pause_s = min(max(2 * pause_s, LOAD_RETRY_S), UNFORESEEN_RETRY_MAX_S)
+                await self._pause(pause_s)
 
     def _activate(self, machine: MachineT) -> Work[None]:
         """Have it build its soft state, and go by it. Nothing comes between: who hears from a machine that it
@@ -953,11 +997,6 @@ class ReplicatedState(Generic[MachineT]):
                 "%s-%d: ignored the record at offset %d: %s", self.topic, self.index, row.offset, error
             )
             return None
-
-
-async def _fail_with(error: Exception) -> None:
-    """Raise a bug where it ends the broker, as one in a flush does."""
-    raise error
 
 
 def coordinator_error(code: ErrorCode) -> ErrorCode:

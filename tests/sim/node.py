@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from broker.config import broker as broker_config
 from broker.control.image import Image
+from broker.coordinators.replicated_state import ReplicatedState
 from broker.ports import World
 from broker.server import Broker
 from remote.cold.sizes import TierSizes
@@ -42,6 +43,18 @@ SMALL = TierSizes(part_bytes=250, block_bytes=64, chunk_bytes=128)
 """So that most objects of the tier have several parts."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+
+
+def _end_the_run(state: ReplicatedState[Any], what: str, error: Exception) -> None:
+    """A broker goes on after an error that nobody foresaw in a coordinator; a run does not. Errors of disks
+    are armed by the run."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    if not isinstance(error, OSError):
+        loop.fail(f"{state.topic}-{state.index}: {what}: {error!r}", error)
+
+
+ReplicatedState._tell_unforeseen = _end_the_run  # type: ignore[method-assign]
 
 
 def host_of(node_id: int) -> str:
