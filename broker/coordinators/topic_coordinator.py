@@ -161,8 +161,7 @@ class TopicCoordinator(Generic[MachineT]):
         """Return the broker that coordinates the id and its endpoint of that listener. The first call creates
         the topic.
         """
-        if self.topic not in self._cluster.image.topics:
-            await self._create_topic()
+        await self.ensure_topic()
         index = self.partition_for(key)
         image = self._cluster.image
         partition = image.partition(self.topic, index)
@@ -174,10 +173,12 @@ class TopicCoordinator(Generic[MachineT]):
             await self._wait_loaded(index)
         return broker.id, endpoint
 
-    async def _create_topic(self) -> None:
-        """Wait until the topic exists, which saves every new client a round of retries; all callers share one
-        attempt.
+    async def ensure_topic(self) -> None:
+        """Return once the image has the topic, and so how many partitions there are. Wait until it exists,
+        which saves every new client a round of retries; all callers share one attempt.
         """
+        if self.topic in self._cluster.image.topics:
+            return
         if self._tasks is None:
             raise KafkaError(ErrorCode.coordinator_not_available)
         if self._creation is None or self._creation.done():

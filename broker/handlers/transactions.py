@@ -43,7 +43,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _BATCHED_FROM: Final = 4
 """Version of AddPartitionsToTxn: several transactions, asked for by brokers."""
 _BY_EPOCH_FROM: Final = 5
-"""Version of AddPartitionsToTxn and of EndTxn."""
+"""Version of EndTxn."""
 _FENCED_FROM: Final = 2
 """Version from which clients know PRODUCER_FENCED."""
 _INIT_FENCED_FROM: Final = 4
@@ -184,7 +184,7 @@ class TransactionHandlers:
         if refused:
             left = ErrorCode.operation_not_attempted
             return named, {each: refused.get(each, left) for each in named}
-        version = BY_EPOCH if ctx.api_version >= _BY_EPOCH_FROM else 0
+        version = BY_EPOCH if ctx.api_version >= _BATCHED_FROM else 0
         try:
             return named, await self._transactions.add_partitions(
                 transactional_id,
@@ -220,8 +220,11 @@ class TransactionHandlers:
         return tuple(named), refused
 
     async def add_offsets_to_txn(self, ctx: Context, request: AddOffsetsToTxnRequest) -> Fields:
-        partition = (OFFSETS_TOPIC, self._groups.partition_for(request.group_id))
         try:
+            # Of a partition that is not in the image its coordinator would never hear how the transaction
+            # ended.
+            await self._groups.ensure_topic()
+            partition = (OFFSETS_TOPIC, self._groups.partition_for(request.group_id))
             answers = await self._transactions.add_partitions(
                 request.transactional_id,
                 request.producer_id,

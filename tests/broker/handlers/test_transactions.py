@@ -20,6 +20,7 @@ from tests.broker.coordinators.fake_log import settle
 from tests.broker.handlers.transaction_client import ID, NOW_MS, Client
 
 NONE = ErrorCode.none
+COORDINATOR_NOT_AVAILABLE = ErrorCode.coordinator_not_available
 T0 = ("t", 0)
 
 
@@ -28,8 +29,10 @@ async def client() -> AsyncIterator[Client]:
     async with asyncio.TaskGroup() as tasks:
         made = Client(tasks)
         await made.transactions.start(tasks)
+        await made.groups.start(tasks)
         yield made
         await made.transactions.stop()
+        await made.groups.stop()
 
 
 def versions(api: Api) -> list[int]:
@@ -467,6 +470,21 @@ async def test_offsets_are_part_of_a_transaction(client: Client, version: int) -
     ]
     old, new = ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced
     assert await refusal(add(9)) is (old if version < 2 else new)
+
+
+async def test_offsets_are_added_where_they_will_be(client: Client) -> None:
+    """Which partition is the group's, and that it is told how the transaction ended, depends on the topic."""
+    client.cluster.offsets_partitions = 7
+    producer_id, epoch = producer = await client.begin()
+    asked = {"transactional_id": ID, "producer_id": producer_id, "producer_epoch": epoch, "group_id": "g"}
+    client.cluster.refuses = True
+    assert await refusal(client.call(Api.ADD_OFFSETS_TO_TXN, 3, **asked)) is COORDINATOR_NOT_AVAILABLE
+    assert await client.state() == "Empty"
+    client.cluster.refuses = False
+    assert (await client.call(Api.ADD_OFFSETS_TO_TXN, 3, **asked)).error_code is NONE
+    await client.end(producer)
+    await client.wait_state("CompleteCommit")
+    assert [each.partitions for each in client.markers.written] == [((OFFSETS_TOPIC, partition_of("g", 7)),)]
 
 
 # --- reading ---

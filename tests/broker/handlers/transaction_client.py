@@ -18,7 +18,7 @@ from broker.coordinators.transactions.marker_writer import Marker
 from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.transactions import TransactionHandlers
 from protocol.apis import SERVED, Api
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
 from protocol.wire import parse_head
 from protocol.work import finish
@@ -41,6 +41,15 @@ class TransactionCluster(FakeCluster):
         super().__post_init__()
         self.next_producer_id = 1_000
         self.producer_ids = SimpleNamespace(next=self._next)
+        self.offsets_partitions = 50
+
+    async def ensure_internal(self, name: str) -> None:
+        if name == TRANSACTIONS_TOPIC:
+            await super().ensure_internal(name)
+        elif self.refuses:
+            raise KafkaError(ErrorCode.coordinator_not_available)
+        else:
+            self.create(name, UUID(int=51), partitions=self.offsets_partitions)
 
     async def _next(self) -> int:
         self.next_producer_id += 1
@@ -92,16 +101,16 @@ class Client:
             **parts,
         )
         groups_of_nobody: Any = SimpleNamespace(on_leadership=[])
-        groups = GroupCoordinator(config=self.config, **parts | {"replicas": groups_of_nobody})
+        self.groups = GroupCoordinator(config=self.config, **parts | {"replicas": groups_of_nobody})
         handlers = TransactionHandlers(
             transactions=self.transactions,
-            groups=groups,
+            groups=self.groups,
             cluster=self.cluster,
             now_ms=lambda: self.now_ms,
             turns=turns(),
         )
         finding = CoordinatorHandlers(
-            groups=groups, transactions=self.transactions, cluster=self.cluster, turns=turns()
+            groups=self.groups, transactions=self.transactions, cluster=self.cluster, turns=turns()
         )
         self.routes = {**handlers.routes(), **finding.routes()}
 
