@@ -1,10 +1,10 @@
 """The group coordinator of this broker: one replicated machine for each partition of `__consumer_offsets` it
 leads.
 
-Owns: the memory of groups, the rounds of offset expiry, forgetting deleted topics, and telling groups of new
-ones. Does not own: where a
-group is and the life of its machine (`broker.coordinators.topic_coordinator`), what groups decide
-(`broker.coordinators.groups.machine`), nor requests and responses (`broker.handlers.groups`).
+Owns: the memory of groups, the rounds of offset expiry, and telling groups of new topics. Does not own: where
+a group is and the life of its machine (`broker.coordinators.topic_coordinator`), what groups decide
+(`broker.coordinators.groups.machine`), telling them of deleted topics (`forgetting`), nor requests and
+responses (`broker.handlers.groups`).
 Invariant: whatever changes groups besides their members asks their machines, a portion of them at a time.
 """
 
@@ -23,10 +23,11 @@ from broker.config.groups import group_values
 from broker.config.values import ResourceType
 from broker.control.image import Delta
 from broker.coordinators.account import MemoryAccount, MemoryShare
+from broker.coordinators.groups.forgetting import Forgetting
 from broker.coordinators.groups.machine import GroupMachine, GroupStatistics
 from broker.coordinators.groups.modern.heartbeat import ResolveRegexes
 from broker.coordinators.groups.modern.regexes import by_size, matched, matching
-from broker.coordinators.groups.offsets import ExpireOffsets, ForgetTopics
+from broker.coordinators.groups.offsets import ExpireOffsets
 from broker.coordinators.groups.shard import ConsumerSettings, GroupCommand, GroupConfig
 from broker.coordinators.groups.topics import Topics
 from broker.coordinators.replicated_state import (
@@ -83,6 +84,7 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         self._topics = Topics(lambda: cluster.image)
         self._usual_settings = consumer_settings(config, {})
         self._expiry: asyncio.Task[None] | None = None
+        self._forgetting = Forgetting()
         self._thread = asyncio.Lock()
         """Held by the expression that is matched in a thread."""
         super().__init__(
@@ -237,8 +239,8 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
         if changed and self._tasks is not None and any(one.consumers for one in self.active_machines()):
             self._tasks.create_task(self._turns.run(self._topics_changed(changed)), name="topics of groups")
         if delta.topics_deleted and self._tasks is not None:
-            topics = {topic.name: topic.id for topic in delta.topics_deleted}
-            self._tasks.create_task(self._forget_topics(topics), name="forget topics")
+            topics = {topic.id: topic.name for topic in delta.topics_deleted}
+            self._forgetting.begin(topics, self._states.values(), self._spawn)
 
     def _topics_changed(self, changed: set[str]) -> Work[None]:
         """Have each group that is subscribed to one of these topics look at them with its next heartbeat."""
@@ -264,19 +266,6 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
                 for group_ids in portions((*machine.groups, *machine.consumers)):
                     await self._ask_one(state, ExpireOffsets(group_ids=group_ids))
                     await asyncio.sleep(0)
-
-    async def _forget_topics(self, topics: Mapping[str, UUID]) -> None:
-        """Forget them on every partition, one that still loads included, since this is said only once."""
-
-        async def forget(state: GroupState) -> None:
-            await state.wait_settled()
-            if state.status is Status.CLOSED:
-                return
-            durable = state.machine.durable
-            for group_ids in portions({**durable.offsets, **dict.fromkeys(durable.pending_groups())}):
-                await self._ask_one(state, ForgetTopics(topics=topics, group_ids=group_ids))
-
-        await asyncio.gather(*map(forget, list(self._states.values())))
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:
