@@ -112,7 +112,7 @@ def to_consumer(shard: GroupShard, classic: Group, draft: GroupDraft) -> Work[Up
             ),
             TargetEpochRecord(group_id=group_id, value=TargetEpoch(epoch=classic.generation)),
         )
-        records.sort(key=_in_kafkas_order)
+        records.sort(key=_in_order)
         for at, record in enumerate(records, 1):
             group.apply(record)
             if at % _MEMBERS_PER_STEP == 0:
@@ -122,16 +122,18 @@ def to_consumer(shard: GroupShard, classic: Group, draft: GroupDraft) -> Work[Up
     return Upgrade(group=group, classic=classic, shard=shard, draft=draft)
 
 
+# Kafka's but for the epoch, which it writes after the members. The records of a large group take several
+# batches, and a log that ends between them must not have members of which no epoch tells.
 _ORDER = {
-    MemberRecord.KIND: 0,
-    GroupEpochRecord.KIND: 1,
+    GroupEpochRecord.KIND: 0,
+    MemberRecord.KIND: 1,
     TargetRecord.KIND: 2,
     TargetEpochRecord.KIND: 3,
     CurrentRecord.KIND: 4,
 }
 
 
-def _in_kafkas_order(record: ConsumerGroupRecord) -> int:
+def _in_order(record: ConsumerGroupRecord) -> int:
     return _ORDER[record.KIND]
 
 

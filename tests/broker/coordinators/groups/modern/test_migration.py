@@ -18,6 +18,7 @@ from protocol.stored.consumer import (
     encode_assignment,
     encode_subscription,
 )
+from protocol.work import finish
 from tests.broker.coordinators.groups.consumer_driver import (
     INTERVAL_MS,
     SESSION_MS,
@@ -177,6 +178,37 @@ def test_a_consumer_that_joins_makes_it_a_consumer_group(d: ConsumerDriver) -> N
     assert sorted(owned) == [0, 1, 2, 3]
     assert len(new.owned) in (1, 2)
     assert d.consumers.state is GroupState.STABLE
+
+
+def test_a_log_that_ends_within_an_upgrade(d: ConsumerDriver) -> None:
+    """The records of a large group take several batches. Wherever the log ends, its members go on from the
+    generation they have, or begin anew."""
+    stable_pair(d)
+    first = len(d.log)
+    Consumer(d, "m1").beat()
+    whole = d.log
+    generation = 2
+    is_seen = False
+    for end in range(first, len(whole) + 1):
+        d.log = whole[:end]
+        d.machine.memory.release()
+        d.machine = d.replayed()
+        finish(d.machine.loaded(d.now))
+        group = d.machine.consumers.get(GROUP)
+        if group is None:
+            continue
+        assert group.epoch >= generation, f"after {end - first} records"
+        for member_id in list(group.members):
+            if not group.members[member_id].is_classic:
+                continue
+            is_seen = True
+            member = Classic(d, "")
+            member.member_id, member.generation = member_id, generation
+            member.follow()
+            if member.generation == generation and group.members[member_id].epoch != generation:
+                member.join()
+            assert member.generation >= generation
+    assert is_seen
 
 
 def test_members_that_wait_in_a_rebalance_are_told_to_join_again(d: ConsumerDriver) -> None:
