@@ -3,7 +3,8 @@
 Owns: the record, its versions, the numbers of the states. Does not own: the batches around it (records.py),
 which state follows which (the transaction machine). A record has a version before its key, which is the
 record's type, and one before its value.
-Invariant: what Kafka wrote is read whatever its version, and what is written is what Kafka 4.3 writes.
+Invariant: what Kafka wrote is read whatever its version, and what is written is what Kafka 4.3 writes at the
+same level of transaction.version.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from protocol.work import Work
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
+UNTAGGED, TAGGED = 0, 1
+"""The versions of values."""
 
 
 class TransactionState(IntEnum):
@@ -84,30 +87,35 @@ class TransactionRecord:
     """Of the client that brought the id; it is not stored."""
 
 
-def encode_transaction_record(record: TransactionRecord) -> tuple[bytes, bytes | None]:
-    """(key, value) as Kafka 4.3 writes them."""
+def value_version(level: int) -> int:
+    """Return the version of values that Kafka writes at this level of transaction.version."""
+    return TAGGED if level >= 1 else UNTAGGED
+
+
+def encode_transaction_record(record: TransactionRecord, version: int = TAGGED) -> tuple[bytes, bytes | None]:
+    """(key, value) as Kafka 4.3 writes them. Version 0 has no place for the fields that version 1 tags."""
     found = record.transaction
     if found is None:
         return _key(record), None
-    out = _head(found)
+    out = _head(found, version)
     if found.state is not TransactionState.EMPTY:
         for topic, indexes in found.partitions.items():
-            _write_topic(out, topic, indexes)
-    return _key(record), _whole(out, found)
+            _write_topic(out, topic, indexes, version)
+    return _key(record), _whole(out, found, version)
 
 
-def encode_in_steps(record: TransactionRecord) -> Work[tuple[bytes, bytes | None]]:
+def encode_in_steps(record: TransactionRecord, version: int = TAGGED) -> Work[tuple[bytes, bytes | None]]:
     """`encode_transaction_record`, for the loop: a transaction may have thousands of partitions."""
     found = record.transaction
     if found is None or len(found.partitions) < _TOPICS_PER_STEP:
-        return encode_transaction_record(record)
-    out = _head(found)
+        return encode_transaction_record(record, version)
+    out = _head(found, version)
     assert found.state is not TransactionState.EMPTY, "an id without a transaction has no partitions"
     for at, (topic, indexes) in enumerate(found.partitions.items(), 1):
-        _write_topic(out, topic, indexes)
+        _write_topic(out, topic, indexes, version)
         if at % _TOPICS_PER_STEP == 0:
             yield
-    return _key(record), _whole(out, found)
+    return _key(record), _whole(out, found, version)
 
 
 def is_short(record: TransactionRecord) -> bool:
@@ -124,29 +132,37 @@ def _key(record: TransactionRecord) -> bytes:
     return _KEY_HEAD.pack(0, len(name)) + name
 
 
-def _head(found: Transaction) -> bytearray:
+def _head(found: Transaction, version: int) -> bytearray:
     """What comes before the topics, and how many they are."""
     out = bytearray(
-        _HEAD.pack(_VERSION, found.producer_id, found.producer_epoch, found.timeout_ms, found.state)
+        _HEAD.pack(version, found.producer_id, found.producer_epoch, found.timeout_ms, found.state)
     )
-    if found.state is TransactionState.EMPTY:
-        out.append(0)  # null
+    is_null = found.state is TransactionState.EMPTY
+    if version == UNTAGGED:
+        out += _COUNT.pack(-1 if is_null else len(found.partitions))
+    elif is_null:
+        out.append(0)
     else:
         write_uvarint(out, len(found.partitions) + 1)
     return out
 
 
-def _write_topic(out: bytearray, topic: str, indexes: frozenset[int]) -> None:
+def _write_topic(out: bytearray, topic: str, indexes: frozenset[int], version: int) -> None:
     text = topic.encode()
+    if version == UNTAGGED:
+        out += _LENGTH.pack(len(text)) + text
+        out += pack(f">i{len(indexes)}i", len(indexes), *sorted(indexes))
+        return
     write_uvarint(out, len(text) + 1)
     out += text
     write_uvarint(out, len(indexes) + 1)
     out += pack(f">{len(indexes)}ix", *sorted(indexes))  # and no tags
 
 
-def _whole(out: bytearray, found: Transaction) -> bytes:
+def _whole(out: bytearray, found: Transaction, version: int) -> bytes:
     out += _TIMES.pack(found.updated_ms, found.started_ms)
-    _write_tags(out, found)
+    if version != UNTAGGED:
+        _write_tags(out, found)
     return bytes(out)
 
 
@@ -212,14 +228,14 @@ def _decode(value: Buffer) -> Transaction:
 
 # --- schemas ---
 
-_VERSION = 1
-"""Of what is written: the one that transaction.version 2 asks for."""
 _TOPICS_PER_STEP = 16
 _NUMBERS_PER_STEP = 256
 # Every transaction writes three, so they are written by hand; the schemas below read them.
 _KEY_HEAD = Struct(">hh")
 _HEAD = Struct(">hqhib")
 _TIMES = Struct(">qq")
+_COUNT = Struct(">i")
+_LENGTH = Struct(">h")
 _LONG_TAG = Struct(">BBq")
 _SHORT_TAG = Struct(">BBh")
 

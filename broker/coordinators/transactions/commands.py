@@ -23,6 +23,7 @@ from broker.coordinators.transactions.transitions import (
     begun,
     begun_anew,
     completed,
+    fenced,
     is_exhausted,
     prepared,
     rotated,
@@ -55,6 +56,9 @@ class Transactions(Protocol):
     def transactions(self) -> Mapping[str, Transaction]: ...
     @property
     def id_expiration_ms(self) -> int: ...
+    @property
+    def level(self) -> int:
+        """Of transaction.version, by which the coordinator itself works."""
 
     def check_room(self, transactional_id: str, host: str | None, transaction: Transaction) -> None:
         """Raise KafkaError where there is no memory for it in place of what is there. `host` is that of a
@@ -101,7 +105,7 @@ class InitProducer:
             raise KafkaError(ErrorCode.concurrent_transactions)
         if found.state is TransactionState.ONGOING:
             # The producer asks again, and gets its epoch when the markers are written.
-            _write(draft, self.transactional_id, fenced(found, draft.now.wall_ms))
+            _write(draft, self.transactional_id, fenced(found, state.level, draft.now.wall_ms))
             return draft.decision(Producer(ErrorCode.concurrent_transactions), soft=False)
         return self._go_on(state, draft, found)
 
@@ -328,13 +332,6 @@ class ExpireIds:
             if at % IDS_PER_STEP == 0:
                 yield
         return draft.decision(len(draft.records), soft=False)
-
-
-def fenced(found: Transaction, now_ms: int) -> Transaction:
-    """Return an open transaction about to be aborted under an epoch that no producer has. There is none after
-    the last, which Kafka lets a client use that guesses it."""
-    version = BY_EPOCH if found.producer_epoch < EPOCH_MAX else 0
-    return prepared(found, commits=False, version=version, now_ms=now_ms)
 
 
 def check_storable(transactional_id: str) -> None:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from broker.config.broker import BrokerConfig
+from broker.control.feature_levels import TRANSACTION_VERSION
 from broker.control.image import Delta
 from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
@@ -152,7 +153,11 @@ class TransactionCoordinator(TopicCoordinator[TransactionMachine]):
             share,
             on_prepared=partial(self._prepared, index),
             on_ended=self._ended,
+            level=self._level,
         )
+
+    def _level(self) -> int:
+        return self._cluster.image.features[TRANSACTION_VERSION]
 
     def statistics(self) -> TransactionCoordinatorStatistics:
         return TransactionCoordinatorStatistics(

@@ -3,8 +3,8 @@
 Owns: what is known of each id, the deadlines of open transactions, the memory that ids take, and what can be
 read of them. Does not own: what a command leads to (`broker.coordinators.transactions.commands`), markers
 (`marker_sender`), nor the log it is replayed from (`broker.coordinators.replicated_state`).
-Invariant: `transactions` is changed by `apply` alone and equals a replay of the log but for
-`last_producer_epoch`, which Kafka's format has no place for.
+Invariant: `transactions` is changed by `apply` alone and equals a replay of the log but for what Kafka's
+format has no place for: `last_producer_epoch`, and at level 0 of transaction.version the tagged fields.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from broker.coordinators.machine import DecisionDraft, Instant, Timers
 from broker.coordinators.transactions.commands import (
     TransactionCommand,
     TransactionDecision,
-    fenced,
 )
 from broker.coordinators.transactions.transitions import (
+    BY_EPOCH,
     ENDED,
     OPEN_FOR_EVER_MS,
     PARTITIONS_PER_STEP,
     PREPARED,
+    fenced,
 )
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -36,6 +37,7 @@ from protocol.stored.transactions import (
     encode_in_steps,
     encode_transaction_record,
     is_short,
+    value_version,
 )
 from protocol.work import Work
 
@@ -77,9 +79,11 @@ class TransactionMachine:
         memory: MemoryShare | None = None,
         on_prepared: Callable[[str], None] = lambda transactional_id: None,
         on_ended: Callable[[str], None] = lambda transactional_id: None,
+        level: Callable[[], int] = lambda: BY_EPOCH,
     ) -> None:
-        """`on_prepared` hears of each transaction whose markers are to be written: when it is prepared, after
-        loading, and again as long as it is not over; `on_ended` of each that is over."""
+        """`level` is that of transaction.version now. `on_prepared` hears of each transaction whose markers
+        are to be written: when it is prepared, after loading, and again as long as it is not over; `on_ended`
+        of each that is over."""
         self.config = config
         self.memory = MemoryAccount().share() if memory is None else memory
         self.transactions: dict[str, Transaction] = {}
@@ -91,6 +95,7 @@ class TransactionMachine:
         self.expired = 0
         self._on_prepared = on_prepared
         self._on_ended = on_ended
+        self._level = level
         self._hosts: dict[str, str] = {}
         """The host of each id that a client brought since this machine was made."""
         self._is_live = False
@@ -102,6 +107,10 @@ class TransactionMachine:
     @property
     def id_expiration_ms(self) -> int:
         return self.config.id_expiration_ms
+
+    @property
+    def level(self) -> int:
+        return self._level()
 
     def check_room(self, transactional_id: str, host: str | None, transaction: Transaction) -> None:
         if host is None:
@@ -134,7 +143,7 @@ class TransactionMachine:
             if found is not None and found.state is TransactionState.ONGOING:
                 deadline_ms = found.started_ms + found.timeout_ms
                 if deadline_ms < now.wall_ms:
-                    made = fenced(found, now.wall_ms)
+                    made = fenced(found, self._level(), now.wall_ms)
                     draft.records.append(
                         TransactionRecord(transactional_id=transactional_id, transaction=made)
                     )
@@ -206,7 +215,10 @@ class TransactionMachine:
     def encode(
         self, record: TransactionRecord
     ) -> tuple[bytes, bytes | None] | Work[tuple[bytes, bytes | None]]:
-        return encode_transaction_record(record) if is_short(record) else encode_in_steps(record)
+        version = value_version(self._level())
+        if is_short(record):
+            return encode_transaction_record(record, version)
+        return encode_in_steps(record, version)
 
     def decode(self, key: bytes, value: bytes | None) -> TransactionRecord | None:
         return decode_transaction_record(key, value)

@@ -127,6 +127,19 @@ def prepared(
     )
 
 
+def fenced(transaction: Transaction, level: int, now_ms: int) -> Transaction:
+    """Return an open transaction about to be aborted under an epoch that no producer has, by the version that
+    the cluster's level of transaction.version asks for, whatever the producer's is. There is no epoch after
+    the last, which Kafka lets a client use that guesses it."""
+    epoch = transaction.producer_epoch
+    if level >= BY_EPOCH and epoch < EPOCH_MAX:
+        return prepared(transaction, commits=False, version=BY_EPOCH, now_ms=now_ms)
+    made = prepared(transaction, commits=False, version=0, now_ms=now_ms)
+    if epoch >= EPOCH_MAX:
+        return made
+    return replace(made, producer_epoch=epoch + 1, last_producer_epoch=NO_PRODUCER_EPOCH)
+
+
 def completed(transaction: Transaction, *, now_ms: int) -> Transaction:
     """Return it ended; a producer whose epochs are used up goes on with the next id."""
     commits = transaction.state is TransactionState.PREPARE_COMMIT

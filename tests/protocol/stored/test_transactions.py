@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 
 from protocol.stored.schema import BadRecord
 from protocol.stored.transactions import (
+    TAGGED,
+    UNTAGGED,
     Transaction,
     TransactionRecord,
     TransactionState,
     decode_transaction_record,
+    encode_in_steps,
     encode_transaction_record,
+    value_version,
 )
+from protocol.work import finish
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 INT16 = st.integers(-1, (1 << 15) - 1)
@@ -85,6 +90,20 @@ def test_there_and_back(record: TransactionRecord) -> None:
     assert decode_transaction_record(*encode_transaction_record(record)) == record
 
 
+@given(RECORDS)
+def test_version_0_keeps_all_but_what_version_1_tags(record: TransactionRecord) -> None:
+    kept = record.transaction and replace(
+        record.transaction,
+        previous_producer_id=-1,
+        next_producer_id=-1,
+        next_producer_epoch=-1,
+        client_version=0,
+    )
+    written = encode_transaction_record(record, UNTAGGED)
+    assert written == finish(encode_in_steps(record, UNTAGGED))
+    assert decode_transaction_record(*written) == replace(record, transaction=kept)
+
+
 @given(st.binary(max_size=40), st.binary(max_size=80) | st.none())
 def test_any_bytes_are_a_record_or_are_refused(key: bytes, value: bytes | None) -> None:
     try:
@@ -126,6 +145,27 @@ def test_version_1_is_written() -> None:
         KEY,
         V1 + b"\3" + same + b"\1\x08" + bytes(7) + b"\x09\2\2\0\2",
     )
+
+
+def test_version_0_is_written() -> None:
+    newer = replace(ONGOING, client_version=2, next_producer_id=9)
+    record = TransactionRecord(transactional_id="x", transaction=newer)
+    assert encode_transaction_record(record, UNTAGGED) == (KEY, V0)
+    empty = replace(ONGOING, state=TransactionState.EMPTY, partitions={}, started_ms=-1)
+    _, value = encode_transaction_record(replace(record, transaction=empty), UNTAGGED)
+    assert value == b"\0\0" + FIXED[:-1] + b"\0" + b"\xff" * 4 + TIMES[:8] + b"\xff" * 8
+
+
+def test_a_long_one_is_written_the_same_in_steps() -> None:
+    topics = {f"t{number}": frozenset(range(number % 3 + 1)) for number in range(40)}
+    record = TransactionRecord(transactional_id="x", transaction=replace(ONGOING, partitions=topics))
+    for version in (TAGGED, UNTAGGED):
+        assert finish(encode_in_steps(record, version)) == encode_transaction_record(record, version)
+
+
+@pytest.mark.parametrize(("level", "version"), [(0, UNTAGGED), (1, TAGGED), (2, TAGGED)])
+def test_the_level_asks_for_a_version(level: int, version: int) -> None:
+    assert value_version(level) == version
 
 
 def test_an_empty_one_has_null_for_partitions() -> None:

@@ -92,6 +92,58 @@ def test_an_open_transaction_is_aborted_first(driver: Driver) -> None:
         assert command(old) is FENCED
 
 
+@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("client", [0, 2])
+def test_before_level_2_a_fencing_epoch_is_the_only_one(driver: Driver, level: int, client: int) -> None:
+    """What the coordinator aborts by itself has the version of its own level, whatever the client's was."""
+    driver.level = level
+    old = in_state(driver, State.ONGOING, client)
+    assert driver.init() == Producer(CONCURRENT)
+    made = driver.transaction()
+    assert (made.state, made.producer_epoch, made.last_producer_epoch, made.client_version) == (
+        State.PREPARE_ABORT,
+        old.producer_epoch + 1,
+        -1,
+        0,
+    )
+    # the producer which was fenced is not taken for one that asks again
+    assert driver.end(old, commits=False) is FENCED or client == 2
+    assert driver.complete()
+    assert driver.init() == Producer(NONE, old.producer_id, old.producer_epoch + 2)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_what_times_out_is_aborted_by_the_version_of_the_cluster(driver: Driver, level: int) -> None:
+    driver.level = level
+    in_state(driver, State.ONGOING, 0)
+    driver.advance(TIMEOUT_MS + 1)
+    assert driver.state() is State.PREPARE_ABORT
+    assert driver.transaction().client_version == (2 if level == 2 else 0)
+    assert driver.transaction().last_producer_epoch == (0 if level == 2 else -1)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_client_of_version_2_has_its_epochs_at_any_level(driver: Driver, level: int) -> None:
+    """Its requests say which version it works by; the level is for clients to look at."""
+    driver.level = level
+    me = in_state(driver, State.COMPLETE_COMMIT, 2)
+    assert (me.producer_id, me.producer_epoch) == (1001, 1)
+    assert driver.transaction().client_version == 2
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_the_level_says_how_records_are_written(driver: Driver, level: int) -> None:
+    driver.level = level
+    in_state(driver, State.COMPLETE_COMMIT)
+    assert {value and value[:2] for _, value in driver.log} == {b"\0\0" if level == 0 else b"\0\1"}
+    driver.crash()
+    assert driver.transaction().client_version == (0 if level == 0 else 2)
+    driver.level = 2 - level
+    driver.init()
+    assert driver.log[-1][1][:2] == (b"\0\1" if driver.level else b"\0\0")  # type: ignore[index]
+    driver.crash()
+
+
 def test_a_producer_goes_on_after_an_error(driver: Driver) -> None:
     old = driver.begin()
     me = driver.init((old.producer_id, old.producer_epoch))
@@ -555,6 +607,7 @@ STEPS = st.lists(
         st.tuples(st.just("pass"), st.sampled_from([1, 50_000, TIMEOUT_MS, 700_000_000])),
         st.tuples(st.just("exhaust"), st.sampled_from(IDS)),
         st.tuples(st.just("expire")),
+        st.tuples(st.just("level"), st.integers(0, 2)),
         st.tuples(st.just("crash")),
     ),
     max_size=40,
@@ -602,6 +655,8 @@ def test_any_sequence_and_its_replay(steps: list[tuple[Any, ...]]) -> None:
             driver.advance(rest[0])
         elif kind == "expire":
             driver.expire()
+        elif kind == "level":
+            driver.level = rest[0]
         elif kind == "crash":
             driver.crash()
         for name, found in driver.machine.transactions.items():

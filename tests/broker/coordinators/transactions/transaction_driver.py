@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,24 @@ from broker.coordinators.transactions.commands import (
 )
 from broker.coordinators.transactions.machine import TransactionConfig, TransactionMachine
 from protocol.errors import ErrorCode, KafkaError
-from protocol.stored.transactions import Transaction, TransactionRecord, TransactionState
+from protocol.stored.transactions import (
+    UNTAGGED,
+    Transaction,
+    TransactionRecord,
+    TransactionState,
+    encode_transaction_record,
+)
 from protocol.work import finish
 
 ID = "x"
 TIMEOUT_MS = 60_000
 EPOCH_MS = 1_700_000_000_000
 PARTITION = ("t", 0)
+NOT_IN_VERSION_0: Mapping[str, Any] = {
+    "previous_producer_id": -1,
+    "next_producer_id": -1,
+    "client_version": 0,
+}
 
 
 @dataclass
@@ -38,6 +49,8 @@ class Driver:
     prepared: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     next_id: int = 1_000
+    level: int = 2
+    """Of transaction.version."""
     loses: bool = False
     """Whether records are not appended, nor applied."""
 
@@ -47,7 +60,11 @@ class Driver:
 
     def _make(self) -> TransactionMachine:
         return TransactionMachine(
-            self.config, self.memory.share(), on_prepared=self.prepared.append, on_ended=self.ended.append
+            self.config,
+            self.memory.share(),
+            on_prepared=self.prepared.append,
+            on_ended=self.ended.append,
+            level=lambda: self.level,
         )
 
     @property
@@ -114,10 +131,16 @@ class Driver:
 
     def durable(self) -> dict[str, Transaction]:
         """Return what a restart keeps."""
-        return {
-            transactional_id: replace(found, last_producer_epoch=-1)
-            for transactional_id, found in self.machine.transactions.items()
-        }
+        versions = {key: value and value[:2] for key, value in self.log}
+        kept: dict[str, Transaction] = {}
+        for transactional_id, found in self.machine.transactions.items():
+            key, _ = encode_transaction_record(
+                TransactionRecord(transactional_id=transactional_id, transaction=None)
+            )
+            kept[transactional_id] = replace(found, last_producer_epoch=-1)
+            if versions[key] == UNTAGGED.to_bytes(2):
+                kept[transactional_id] = replace(kept[transactional_id], **NOT_IN_VERSION_0)
+        return kept
 
     # --- commands with the usual arguments ---
 
