@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from broker.config.broker import BrokerConfig
 from broker.control.cluster import Cluster
 from broker.control.internal_topics import may_client_write
-from broker.coordinators.transactions.verification import Verifier
+from broker.coordinators.transactions.verification import Question, Verifier
 from broker.replicas.replica_manager import ReplicaManager
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
@@ -127,29 +127,28 @@ class TransactionalProduce:
 
     async def ask(self, verifier: Verifier, timeout_ms: int) -> Mapping[tuple[str, int], ErrorCode]:
         """Ask the coordinator; return its errors, for `take`."""
-        return await verifier.check(
-            self.transactional_id,
-            *self._producer,
-            list(self._asked),
-            adds=self.adds,
-            timeout_ms=timeout_ms,
-            maps_abortable=self.version < ABORTABLE_FROM,
-        )
+        return await verifier.check(self._question(), timeout_ms=timeout_ms)
 
     def ask_now(self, verifier: Verifier) -> bool:
         """Ask it, if it is here and nothing is to be added; return whether that was so."""
         if self.adds:
             return False
-        errors = verifier.check_now(
-            self.transactional_id,
-            *self._producer,
-            list(self._asked),
-            maps_abortable=self.version < ABORTABLE_FROM,
-        )
+        errors = verifier.check_now(self._question())
         if errors is None:
             return False
         finish(self.take(errors))
         return True
+
+    def _question(self) -> Question:
+        producer_id, producer_epoch = self._producer
+        return Question(
+            transactional_id=self.transactional_id,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            partitions=list(self._asked),
+            adds=self.adds,
+            maps_abortable=self.version < ABORTABLE_FROM,
+        )
 
     @property
     def _producer(self) -> tuple[int, int]:

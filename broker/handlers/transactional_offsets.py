@@ -1,21 +1,22 @@
 """TxnOffsetCommit: the offsets of a group that are committed with a transaction.
 
-Owns: the request as a command, the answer for each partition, and what older clients are told. Does not own:
-what a group lets be committed, nor what the transaction coordinator is asked (transactions.offset_commits).
+Owns: the request as a command, and what older clients are told. Does not own: the rows of the answer
+(offset_rows), what a group lets be committed, nor what the transaction coordinator is asked
+(transactions.offset_commits).
 Invariant: every partition that is named is answered in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from broker.control.cluster import Cluster
 from broker.control.image import Image
 from broker.coordinators.groups.offsets import OffsetToCommit, TxnCommit
 from broker.coordinators.machine import TransactionalProducer
 from broker.coordinators.transactions.offset_commits import TransactionalCommits
-from broker.handlers.results import ROWS_AT_ONCE
+from broker.handlers.offset_rows import OffsetRows, to_commit
 from broker.turns import Turns
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -32,7 +33,6 @@ ADDS_FROM: Final = 5
 """The version that includes the group in the transaction."""
 _LOADING_FROM: Final = 2
 """Older clients may end when they hear of a coordinator that loads."""
-Row: TypeAlias = dict[str, object]
 
 
 class TransactionalOffsetHandlers:
@@ -45,10 +45,11 @@ class TransactionalOffsetHandlers:
         return {Api.TXN_OFFSET_COMMIT: self.txn_offset_commit}
 
     async def txn_offset_commit(self, ctx: Context, request: TxnOffsetCommitRequest) -> Fields:
-        topics, rows, offsets = await self._turns.run(_to_commit(self._cluster.image, request))
-        if offsets:
-            errors = await self._commit(ctx, request, tuple(offsets))
-            await self._turns.run(_set_errors(rows, errors))
+        rows: OffsetRows[OffsetToCommit] = OffsetRows()
+        topics = await self._turns.run(_rows(self._cluster.image, request, rows))
+        if rows.wanted:
+            errors = await self._commit(ctx, request, tuple(rows.wanted))
+            await self._turns.run(rows.set_errors(errors))
         return {"throttle_time": 0, "topics": topics}
 
     async def _commit(
@@ -77,44 +78,12 @@ class TransactionalOffsetHandlers:
             return (code,) * len(offsets)
 
 
-def _to_commit(
-    image: Image, request: TxnOffsetCommitRequest
-) -> Work[tuple[list[Fields], list[Row], list[OffsetToCommit]]]:
-    """Return the answer but for the errors of what is to be committed, and the rows of these."""
-    offsets: list[OffsetToCommit] = []
-    rows: list[Row] = []
+def _rows(
+    image: Image, request: TxnOffsetCommitRequest, rows: OffsetRows[OffsetToCommit]
+) -> Work[list[Fields]]:
     topics: list[Fields] = []
     for asked in request.topics:
-        topic = image.topics.get(asked.name)
-        answered: list[Row] = []
         yield
-        for one in asked.partitions:
-            row: Row = {
-                "partition_index": one.partition_index,
-                "error_code": ErrorCode.unknown_topic_or_partition,
-            }
-            answered.append(row)
-            if len(answered) % ROWS_AT_ONCE == 0:
-                yield
-            if topic is None or not 0 <= one.partition_index < len(topic.partitions):
-                continue
-            rows.append(row)
-            offsets.append(
-                OffsetToCommit(
-                    topic.name,
-                    one.partition_index,
-                    one.committed_offset,
-                    one.committed_leader_epoch,
-                    one.committed_metadata,
-                    topic.id,
-                )
-            )
+        answered = yield from rows.add(image.topics.get(asked.name), asked.partitions, to_commit)
         topics.append({"name": asked.name, "partitions": answered})
-    return topics, rows, offsets
-
-
-def _set_errors(rows: Sequence[Row], errors: Sequence[ErrorCode]) -> Work[None]:
-    for at, (row, code) in enumerate(zip(rows, errors, strict=True), 1):
-        row["error_code"] = code
-        if at % ROWS_AT_ONCE == 0:
-            yield
+    return topics

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator
 from broker.coordinators.groups.offsets import TxnCommit
 from broker.coordinators.replicated_state import coordinator_error
-from broker.coordinators.transactions.verification import Verifier
+from broker.coordinators.transactions.verification import Question, Verifier
 from protocol.errors import ErrorCode, KafkaError
 from storage.producers import UNASKED, Verification
 
@@ -68,15 +68,15 @@ class TransactionalCommits:
             except KafkaError as error:
                 raise KafkaError(coordinator_error(error.code), error.message) from None
             if verified is not None:
-                errors = await self._verifier.check(
-                    transactional_id,
-                    producer.producer_id,
-                    producer.producer_epoch,
-                    [(OFFSETS_TOPIC, index)],
+                question = Question(
+                    transactional_id=transactional_id,
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.producer_epoch,
+                    partitions=[(OFFSETS_TOPIC, index)],
                     adds=adds,
-                    timeout_ms=self._timeout_ms(),
                     maps_abortable=maps_abortable,
                 )
+                errors = await self._verifier.check(question, timeout_ms=self._timeout_ms())
                 code = errors.get((OFFSETS_TOPIC, index), ErrorCode.none)
                 if code is _LIKE_LOADING:
                     code = ErrorCode.coordinator_load_in_progress

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from broker.control.image import Image
@@ -37,34 +38,41 @@ _VERSION_OF_EPOCHS: Final = 2
 Name = tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Whether partitions are part of a producer's transaction."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: Sequence[Name]
+    adds: bool = False
+    """Whether they are included in it first, as transaction version 2 does."""
+    maps_abortable: bool
+    """Whether the client does not know TRANSACTION_ABORTABLE."""
+
+    def parts(self) -> list[Question]:
+        """Return it in pieces that a request has room for; itself where it is one."""
+        partitions = self.partitions
+        if len(partitions) <= PARTITIONS_MAX:
+            return [self]
+        return [
+            replace(self, partitions=partitions[at : at + PARTITIONS_MAX])
+            for at in range(0, len(partitions), PARTITIONS_MAX)
+        ]
+
+    def all_with(self, code: ErrorCode) -> dict[Name, ErrorCode]:
+        return dict.fromkeys(self.partitions, code)
+
+
 class Verifier(Protocol):
     """Asks whether partitions are part of a transaction: `TransactionVerifier`, or what stands for it in a
     test."""
 
-    async def check(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[Name],
-        *,
-        adds: bool,
-        timeout_ms: int,
-        maps_abortable: bool,
-    ) -> Mapping[Name, ErrorCode]:
-        """Return an error for each partition that may not be written to in the transaction. `adds` includes
-        them in it first, as transaction version 2 does. `maps_abortable`: the client does not know
-        TRANSACTION_ABORTABLE."""
+    async def check(self, question: Question, *, timeout_ms: int) -> Mapping[Name, ErrorCode]:
+        """Return an error for each partition that may not be written to in the transaction."""
 
-    def check_now(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[Name],
-        *,
-        maps_abortable: bool,
-    ) -> Mapping[Name, ErrorCode] | None:
+    def check_now(self, question: Question) -> Mapping[Name, ErrorCode] | None:
         """`check` without adding anything, where nothing has to be waited for; None elsewhere."""
 
 
@@ -93,27 +101,21 @@ class Channels(Protocol):
     def to(self, node_id: int, purpose: str) -> Channel: ...
 
 
-class _Question:
-    __slots__ = ("adds", "answer", "partitions", "producer_epoch", "producer_id", "transactional_id")
+class _Asked:
+    """A question to another broker, and its answer."""
 
-    def __init__(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[Name],
-        adds: bool,
-    ) -> None:
-        self.transactional_id = transactional_id
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.partitions = partitions
-        self.adds = adds
+    __slots__ = ("answer", "question")
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
         self.answer: asyncio.Future[Mapping[Name, ErrorCode]] = asyncio.get_running_loop().create_future()
 
     def ended(self, errors: Mapping[Name, ErrorCode]) -> None:
         if not self.answer.done():
             self.answer.set_result(errors)
+
+    def ended_with(self, code: ErrorCode) -> None:
+        self.ended(self.question.all_with(code))
 
 
 class TransactionVerifier:
@@ -137,7 +139,7 @@ class TransactionVerifier:
         """The one of this broker."""
         self._spawn = spawn
         self._turns = turns
-        self._waiting: dict[int, deque[_Question]] = {}
+        self._waiting: dict[int, deque[_Asked]] = {}
         """What is to be asked of each broker with which a request is under way."""
         self.failures = 0
         """Partitions that were not found to be part of their transaction."""
@@ -145,94 +147,68 @@ class TransactionVerifier:
     def __repr__(self) -> str:
         return f"<TransactionVerifier {sum(map(len, self._waiting.values()))} questions>"
 
-    async def check(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[Name],
-        *,
-        adds: bool,
-        timeout_ms: int,
-        maps_abortable: bool,
-    ) -> Mapping[Name, ErrorCode]:
+    async def check(self, question: Question, *, timeout_ms: int) -> Mapping[Name, ErrorCode]:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                errors = await self._ask(transactional_id, producer_id, producer_epoch, partitions, adds)
+                errors = await self._ask(question)
         except TimeoutError:
-            errors = dict.fromkeys(partitions, ErrorCode.network_exception)
+            errors = question.all_with(ErrorCode.network_exception)
         except KafkaError as error:
-            errors = dict.fromkeys(partitions, error.code)
-        return self._told(errors, maps_abortable)
+            errors = question.all_with(error.code)
+        return self._told(errors, question)
 
-    def check_now(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[Name],
-        *,
-        maps_abortable: bool,
-    ) -> Mapping[Name, ErrorCode] | None:
-        if self.coordinator is None or self._coordinator_of(transactional_id) != self._node_id:
+    def check_now(self, question: Question) -> Mapping[Name, ErrorCode] | None:
+        if self.coordinator is None or self._coordinator_of(question.transactional_id) != self._node_id:
             return None
         try:
-            work = self.coordinator.verifying(transactional_id, producer_id, producer_epoch, partitions)
+            work = self.coordinator.verifying(
+                question.transactional_id, question.producer_id, question.producer_epoch, question.partitions
+            )
             if work is None:
                 return None
             done = self._turns.begin(work)
         except KafkaError as error:
-            return self._told(dict.fromkeys(partitions, error.code), maps_abortable)
+            return self._told(question.all_with(error.code), question)
         if done is None:
             work.close()
             return None
-        return self._told(done[0], maps_abortable)
+        return self._told(done[0], question)
 
-    def _told(self, errors: Mapping[Name, ErrorCode], maps_abortable: bool) -> Mapping[Name, ErrorCode]:
+    def _told(self, errors: Mapping[Name, ErrorCode], question: Question) -> Mapping[Name, ErrorCode]:
         told = {
-            name: _told(code, maps_abortable) for name, code in errors.items() if code is not ErrorCode.none
+            name: _told(code, question.maps_abortable)
+            for name, code in errors.items()
+            if code is not ErrorCode.none
         }
         self.failures += len(told)
         return told
 
-    async def _ask(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        partitions: Sequence[Name],
-        adds: bool,
-    ) -> Mapping[Name, ErrorCode]:
-        node_id = self._coordinator_of(transactional_id)
+    async def _ask(self, question: Question) -> Mapping[Name, ErrorCode]:
+        node_id = self._coordinator_of(question.transactional_id)
         if node_id == self._node_id and self.coordinator is not None:
             return await self.coordinator.add_partitions(
-                transactional_id,
-                producer_id,
-                producer_epoch,
-                partitions,
-                verify_only=not adds,
+                question.transactional_id,
+                question.producer_id,
+                question.producer_epoch,
+                question.partitions,
+                verify_only=not question.adds,
                 transaction_version=_VERSION_OF_EPOCHS,
             )
         if node_id is None or node_id == self._node_id:
             raise KafkaError(ErrorCode.coordinator_not_available)
-        questions = [
-            _Question(transactional_id, producer_id, producer_epoch, some, adds)
-            for some in (
-                partitions[at : at + PARTITIONS_MAX] for at in range(0, len(partitions), PARTITIONS_MAX)
-            )
-        ]
+        asked = [_Asked(part) for part in question.parts()]
         waiting = self._waiting.get(node_id)
         if waiting is None:
-            self._waiting[node_id] = deque(questions)
+            self._waiting[node_id] = deque(asked)
             self._spawn(self._ask_all(node_id))
-        elif len(waiting) + len(questions) > QUESTIONS_MAX:
+        elif len(waiting) + len(asked) > QUESTIONS_MAX:
             raise KafkaError(ErrorCode.coordinator_not_available, "too many questions wait for that broker")
         else:
-            waiting.extend(questions)
-        if len(questions) == 1:
-            return await questions[0].answer
+            waiting.extend(asked)
+        if len(asked) == 1:
+            return await asked[0].answer
         errors: dict[Name, ErrorCode] = {}
-        for some_errors in await asyncio.gather(*(question.answer for question in questions)):
+        for some_errors in await asyncio.gather(*(each.answer for each in asked)):
             errors.update(some_errors)
         return errors
 
@@ -250,7 +226,7 @@ class TransactionVerifier:
     async def _ask_all(self, node_id: int) -> None:
         """Ask what waits, one request after the other."""
         waiting = self._waiting[node_id]
-        asked: dict[str, _Question] = {}
+        asked: dict[str, _Asked] = {}
         try:
             while waiting:
                 asked = _next_request(waiting)
@@ -258,12 +234,12 @@ class TransactionVerifier:
                     await self._ask_some(node_id, asked)
         finally:
             del self._waiting[node_id]
-            for question in (*asked.values(), *waiting):
-                question.ended(dict.fromkeys(question.partitions, ErrorCode.network_exception))
+            for each in (*asked.values(), *waiting):
+                each.ended_with(ErrorCode.network_exception)
 
-    async def _ask_some(self, node_id: int, asked: Mapping[str, _Question]) -> None:
+    async def _ask_some(self, node_id: int, asked: Mapping[str, _Asked]) -> None:
         try:
-            fields = await self._turns.run(_request(asked.values()))
+            fields = await self._turns.run(_request(each.question for each in asked.values()))
             response = await self._channels.to(node_id, "transactions").ask(
                 Api.ADD_PARTITIONS_TO_TXN, _ADDS_FROM, fields, timeout_s=self._timeout_s()
             )
@@ -276,28 +252,28 @@ class TransactionVerifier:
                 code = ErrorCode.invalid_txn_state
         if code is ErrorCode.none:
             code = ErrorCode.network_exception  # for a transaction that the answer leaves out
-        for question in asked.values():
-            question.ended(dict.fromkeys(question.partitions, code))
+        for each in asked.values():
+            each.ended_with(code)
 
 
-def _next_request(waiting: deque[_Question]) -> dict[str, _Question]:
+def _next_request(waiting: deque[_Asked]) -> dict[str, _Asked]:
     """Take the questions of the next request, each transaction once; one more waits for the request after."""
-    asked: dict[str, _Question] = {}
+    taken: dict[str, _Asked] = {}
     count = 0
     for _ in range(len(waiting)):
-        question = waiting.popleft()
-        if question.answer.done():
+        asked = waiting.popleft()
+        if asked.answer.done():
             continue  # its deadline has passed
-        more = len(question.partitions)
-        if question.transactional_id in asked or (asked and count + more > PARTITIONS_MAX):
-            waiting.append(question)
+        transactional_id, more = asked.question.transactional_id, len(asked.question.partitions)
+        if transactional_id in taken or (taken and count + more > PARTITIONS_MAX):
+            waiting.append(asked)
             continue
-        asked[question.transactional_id] = question
+        taken[transactional_id] = asked
         count += more
-    return asked
+    return taken
 
 
-def _request(questions: Iterable[_Question]) -> Work[Fields]:
+def _request(questions: Iterable[Question]) -> Work[Fields]:
     transactions: list[Fields] = []
     for question in questions:
         topics: dict[str, list[int]] = {}
@@ -318,10 +294,10 @@ def _request(questions: Iterable[_Question]) -> Work[Fields]:
     return {"transactions": transactions}
 
 
-def _take_answers(response: Any, asked: Mapping[str, _Question]) -> Work[None]:
+def _take_answers(response: Any, asked: Mapping[str, _Asked]) -> Work[None]:
     for result in response.results_by_transaction:
-        question = asked.get(result.transactional_id)
-        if question is None:
+        found = asked.get(result.transactional_id)
+        if found is None:
             continue
         errors: dict[Name, ErrorCode] = {}
         for topic in result.topic_results:
@@ -329,10 +305,10 @@ def _take_answers(response: Any, asked: Mapping[str, _Question]) -> Work[None]:
                 errors[topic.name, row.partition_index] = row.partition_error_code
                 if len(errors) % _ROWS_PER_STEP == 0:
                     yield
-        for name in question.partitions:
+        for name in found.question.partitions:
             # what an answer leaves out was not agreed to
             errors.setdefault(name, ErrorCode.network_exception)
-        question.ended(errors)
+        found.ended(errors)
         yield
 
 

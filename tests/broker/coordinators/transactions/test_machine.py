@@ -106,8 +106,7 @@ def test_before_level_2_a_fencing_epoch_is_the_only_one(driver: Driver, level: i
         -1,
         0,
     )
-    # the producer which was fenced is not taken for one that asks again
-    assert driver.end(old, commits=False) is FENCED or client == 2
+    assert driver.end(old, commits=False, version=0) is FENCED
     assert driver.complete()
     assert driver.init() == Producer(NONE, old.producer_id, old.producer_epoch + 2)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.coordinators.transactions.verification import PARTITIONS_MAX, TransactionVerifier
+from broker.coordinators.transactions.verification import PARTITIONS_MAX, Question, TransactionVerifier
 from broker.net.channel import PeerLost
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.coordinators.fake_log import settle, turns
@@ -105,15 +105,22 @@ class Site:
         partitions = [("t", index) for index in range(count)]
         return asyncio.get_running_loop().create_task(
             self.verifier.check(
-                transactional_id,
-                7,
-                epoch,
-                partitions,
-                adds=adds,
+                Question(
+                    transactional_id=transactional_id,
+                    producer_id=7,
+                    producer_epoch=epoch,
+                    partitions=partitions,
+                    adds=adds,
+                    maps_abortable=maps_abortable,
+                ),
                 timeout_ms=timeout_ms,
-                maps_abortable=maps_abortable,
             )
         )
+
+
+ONE = Question(
+    transactional_id="x", producer_id=7, producer_epoch=0, partitions=[("t", 0)], maps_abortable=True
+)
 
 
 @pytest.fixture
@@ -252,10 +259,10 @@ async def test_what_is_known_here_is_told_at_once(
 ) -> None:
     here = site(leader=ME)
     here.verifier.coordinator = Local(answer)  # type: ignore[assignment]
-    assert here.verifier.check_now("x", 7, 0, [("t", 0)], maps_abortable=True) == expected
+    assert here.verifier.check_now(ONE) == expected
 
 
 async def test_another_broker_is_never_asked_at_once(site: Callable[..., Site]) -> None:
     here = site(leader=OTHER)
     here.verifier.coordinator = Local({("t", 0): ErrorCode.none})  # type: ignore[assignment]
-    assert here.verifier.check_now("x", 7, 0, [("t", 0)], maps_abortable=True) is None
+    assert here.verifier.check_now(ONE) is None
