@@ -9,11 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from broker.control.metadata_records import PartitionChanged, TopicDeleted
+from broker.control.feature_levels import TRANSACTION_VERSION
+from broker.control.metadata_records import FeatureChanged, PartitionChanged, TopicDeleted
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.coordinators.topic_coordinator import partition_of
 from broker.coordinators.transactions import coordinator
 from broker.coordinators.transactions.marker_writer import Marker
+from protocol import records as batches
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.coordinators.fake_log import settle
@@ -470,6 +472,33 @@ async def test_offsets_are_part_of_a_transaction(client: Client, version: int) -
     ]
     old, new = ErrorCode.invalid_producer_epoch, ErrorCode.producer_fenced
     assert await refusal(add(9)) is (old if version < 2 else new)
+
+
+async def test_the_level_of_the_cluster_says_how_records_are_written(client: Client) -> None:
+    producer = await client.begin()
+    client.cluster.apply(FeatureChanged(name=TRANSACTION_VERSION, level=0))
+    await client.add(producer)
+    client.cluster.apply(FeatureChanged(name=TRANSACTION_VERSION, level=1))
+    await client.add(producer, ("t", 1))
+    log = client.replicas.logs[partition_of(ID, 50)]
+    rows = [
+        row.value
+        for batch in log.batches
+        for at, header in batches.iter_batches(batch)
+        for row in batches.iter_records(batch, at, header)
+    ]
+    assert [value and int.from_bytes(value[:2], "big") for value in rows] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+async def test_the_level_of_the_cluster_says_how_a_producer_is_fenced(client: Client, level: int) -> None:
+    client.cluster.apply(FeatureChanged(name=TRANSACTION_VERSION, level=level))
+    producer = await client.begin()
+    await client.add(producer)
+    assert (await client.init()).error_code is ErrorCode.concurrent_transactions
+    await client.wait_state("CompleteAbort")
+    (marker,) = client.markers.written
+    assert (marker.producer_epoch, marker.transaction_version) == (1, 2 if level == 2 else 0)
 
 
 async def test_offsets_are_added_where_they_will_be(client: Client) -> None:
