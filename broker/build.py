@@ -45,7 +45,8 @@ from broker.handlers.markers import MarkerHandlers
 from broker.handlers.metadata import MetadataHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.peers import PeerHandlers
-from broker.handlers.produce import Commands, Produce
+from broker.handlers.produce import Produce
+from broker.handlers.produce_append import Commands
 from broker.handlers.producers import ProducerHandlers
 from broker.handlers.replicas import ReplicaHandlers
 from broker.handlers.short_commits import ShortCommits

@@ -24,7 +24,7 @@ from tools.console import Failure
 MODULES = (
     "broker.handlers.dispatch",
     "broker.handlers.fetch",
-    "broker.handlers.produce",
+    "broker.handlers.produce_append",
     "broker.handlers.produce_repeat",
 )
 COUNTERS = ("stats", "_counts", "_errors")
