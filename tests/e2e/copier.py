@@ -6,7 +6,7 @@ for good, let the group fence it, and begin again at the committed offsets after
 not own its own life: it ends with FATAL when another producer has its id or its coordinator will have no more
 of it, and with HANGS when its client does not come back from a call (librdkafka waits for ever at times for
 the coordinator of a group that has come back); whoever started it starts it again.
-Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP PROTOCOL ID BATCH SEED`.
+Run as `python -m tests.e2e.copier BOOTSTRAP SOURCE TARGET GROUP PROTOCOL ID BATCH TRANSACTION_MS SEED`.
 Invariant: nothing is produced to a partition but the next record of the same partition of the source.
 """
 
@@ -29,7 +29,7 @@ from tests.e2e.stock_load import IMPATIENT
 FATAL, HANGS = 3, 4
 """The exit codes of a copier that must be started anew."""
 PATIENCE_S: Final = 60.0
-TRANSACTION_MS: Final = 10_000
+OFFSETS_S: Final = 10.0
 HANGS_S: Final = 15.0
 ABORTED_OF_100: Final = 5
 """So many of a hundred transactions it aborts for no reason."""
@@ -51,6 +51,7 @@ class Copier:
         protocol: str,
         transactional_id: str,
         batch: int,
+        transaction_ms: int,
         seed: int,
     ) -> None:
         self._source, self._target, self._batch = source, target, batch
@@ -61,7 +62,7 @@ class Copier:
                 **IMPATIENT,
                 "bootstrap.servers": bootstrap,
                 "transactional.id": transactional_id,
-                "transaction.timeout.ms": TRANSACTION_MS,
+                "transaction.timeout.ms": transaction_ms,
                 "linger.ms": 1,
             }
         )
@@ -114,7 +115,7 @@ class Copier:
                 producer.produce(self._target, message.value(), partition=message.partition())
             wanted = [TopicPartition(self._source, *end) for end in ends.items()]
             member = self._consumer.consumer_group_metadata()
-            producer.send_offsets_to_transaction(wanted, member, TRANSACTION_MS / 1000)
+            producer.send_offsets_to_transaction(wanted, member, OFFSETS_S)
             if self._random.randrange(100) < ABORTED_OF_100:
                 patiently(lambda: producer.abort_transaction(PATIENCE_S))
                 return False
@@ -152,8 +153,8 @@ def patiently(call: Callable[[], object]) -> list[TopicPartition] | None:
 
 def main(arguments: Sequence[str]) -> None:
     faulthandler.register(signal.SIGUSR1)  # says where it is
-    *names, batch, seed = arguments
-    copier = Copier(*names, int(batch), int(seed))
+    *names, batch, transaction_ms, seed = arguments
+    copier = Copier(*names, int(batch), int(transaction_ms), int(seed))
     try:
         copier.run()
     except KafkaException as error:

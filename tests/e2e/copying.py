@@ -255,6 +255,8 @@ class Plan:
     protocol: str = "classic"
     config: Mapping[str, str] | None = None
     """Of the target."""
+    transaction_ms: int = 10_000
+    """After which the brokers abort what a copier has left open."""
 
 
 class Copying:
@@ -274,7 +276,7 @@ class Copying:
             reader = stack.enter_context(JudgingReader(site.bootstrap, target))
             for number in range(plan.copiers):
                 names = [source, target, group, plan.protocol, f"{group}-{number}"]
-                line = [site.bootstrap, *names, str(plan.batch)]
+                line = [site.bootstrap, *names, str(plan.batch), str(plan.transaction_ms)]
                 copier = CopierProcess(line, Random(random.randrange(1 << 30)))
                 stack.callback(copier.close)
                 self.copiers.append(copier)
