@@ -45,13 +45,17 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
 
+_tell_unforeseen = ReplicatedState._tell_unforeseen
+
+
 def _end_the_run(state: ReplicatedState[Any], what: str, error: Exception) -> None:
     """A broker goes on after an error that nobody foresaw in a coordinator; a run does not. Errors of disks
     are armed by the run."""
     loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop)
-    if not isinstance(error, OSError):
+    if isinstance(loop, SimLoop) and not isinstance(error, OSError):
         loop.fail(f"{state.topic}-{state.index}: {what}: {error!r}", error)
+    else:
+        _tell_unforeseen(state, what, error)
 
 
 ReplicatedState._tell_unforeseen = _end_the_run  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.coordinators.groups.offsets import Commit
 from protocol.records import BatchHeader
 from storage.flush import SegmentFlush
 from storage.producers import ProducerTable, SentBatch, Verification
@@ -45,6 +46,16 @@ def test_a_broker_that_drops_a_write_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(UnifiedLog, "flush_staged", flush)
     assert any(not simulate(seed).passed for seed in range(50))
+
+
+def test_a_coordinator_that_goes_on_after_an_error_of_its_own_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def decide(self: Commit, shard: object, draft: object) -> object:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Commit, "decide", decide)
+    assert any("Commit failed: ZeroDivisionError" in simulate(seed).error for seed in range(50))
 
 
 def test_a_broker_that_names_no_aborted_transaction_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
