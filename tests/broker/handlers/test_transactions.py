@@ -474,6 +474,16 @@ async def test_offsets_are_part_of_a_transaction(client: Client, version: int) -
     assert await refusal(add(9)) is (old if version < 2 else new)
 
 
+@pytest.mark.parametrize(("version", "expected"), [(0, 0), (3, 0), (4, 2), (5, 2)])
+async def test_a_transaction_is_of_the_version_by_which_it_was_begun(
+    client: Client, version: int, expected: int
+) -> None:
+    await client.add(await client.begin(), version=version)
+    found = client.transactions.transaction(ID)
+    assert found is not None
+    assert found.client_version == expected
+
+
 async def test_the_level_of_the_cluster_says_how_records_are_written(client: Client) -> None:
     producer = await client.begin()
     client.cluster.apply(FeatureChanged(name=TRANSACTION_VERSION, level=0))
