@@ -113,6 +113,7 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
     async def stop(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
+        self._forgetting.stop()
         await super().stop()
 
     def make_machine(self, index: int, share: MemoryShare) -> GroupMachine:
@@ -240,7 +241,7 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
             self._tasks.create_task(self._turns.run(self._topics_changed(changed)), name="topics of groups")
         if delta.topics_deleted and self._tasks is not None:
             topics = {topic.id: topic.name for topic in delta.topics_deleted}
-            self._forgetting.begin(topics, self._states.values(), self._spawn)
+            self._forgetting.begin(topics, self._states.values(), self._tasks.create_task)
 
     def _topics_changed(self, changed: set[str]) -> Work[None]:
         """Have each group that is subscribed to one of these topics look at them with its next heartbeat."""

@@ -33,6 +33,7 @@ class Forgetting:
     def __init__(self) -> None:
         self._left: dict[_State, dict[UUID, str]] = {}
         """What each partition has still to hear of, by the id of the topic."""
+        self._telling: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Forgetting {sum(map(len, self._left.values()))} topics on {len(self._left)} partitions>"
@@ -41,7 +42,7 @@ class Forgetting:
         self,
         topics: Mapping[UUID, str],
         states: Iterable[_State],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         for state in states:
             left = self._left.get(state)
@@ -49,7 +50,14 @@ class Forgetting:
                 left.update(topics)
             else:
                 self._left[state] = dict(topics)
-                spawn(self._tell(state))
+                task = create_task(self._tell(state))
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
+
+    def stop(self) -> None:
+        """Tell nothing more."""
+        for task in self._telling:
+            task.cancel()
 
     async def _tell(self, state: _State) -> None:
         left = self._left[state]

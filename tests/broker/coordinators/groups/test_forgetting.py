@@ -29,8 +29,10 @@ class Site:
     forgetting: Forgetting = field(default_factory=Forgetting)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def spawn(self, work: Any) -> None:
-        self.tasks.add(asyncio.get_running_loop().create_task(work))
+    def spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        return task
 
     def start(self) -> ReplicatedState[GroupMachine]:
         state: ReplicatedState[GroupMachine] = ReplicatedState(
@@ -60,7 +62,7 @@ async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     made = Site()
     yield made
     for task in made.tasks:
-        assert not task.done() or task.exception() is None, "it would end the broker"
+        assert not task.done() or task.cancelled() or task.exception() is None, "it would end the broker"
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -136,6 +138,19 @@ async def test_topics_of_one_name_after_each_other(site: Site) -> None:
     site.disk.gate.set()
     await site.over()
     assert topics_of(state) == {"other"}
+
+
+async def test_a_stop_does_not_wait_for_the_next_attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "PAUSE_S", 1000.0)
+    state = site.start()
+    await committed(state)
+    site.disk.failures = [(ErrorCode.not_enough_replicas, False)]
+    site.forgetting.begin({ID: "t"}, [state], site.spawn)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert topics_of(state) == {"t", "other"}
+    site.forgetting.stop()
+    await site.over()
 
 
 async def test_nothing_is_told_to_a_partition_that_is_closed(site: Site) -> None:
