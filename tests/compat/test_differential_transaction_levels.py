@@ -21,6 +21,7 @@ from tests.compat.twin_producers import (
     Producer,
     add_fields,
     begun,
+    end_fields,
     ended,
     same,
     settled,
@@ -104,9 +105,18 @@ def test_a_producer_that_is_fenced(twins_of_level: tuple[Twins, int]) -> None:
 
 def test_a_client_of_version_2(twins_of_level: tuple[Twins, int]) -> None:
     """One that does not look at the level."""
-    twins, _ = twins_of_level
+    twins, level = twins_of_level
     name, producer = twins.topic(), Producer(unique("txn"))
     begun(twins, producer)
+    if level == 0:
+        same(twins, Api.PRODUCE, 12, **produce(producer, name))
+        # After a refusal Kafka has the id wait for ever.
+        other = Producer(unique("txn"))
+        begun(twins, other)
+        same(twins, Api.ADD_PARTITIONS_TO_TXN, 3, **add_fields(other, (name, (0,))))
+        same(twins, Api.END_TXN, 5, **end_fields(other))
+        assert state(twins, other) == "Ongoing"
+        return
     for _ in range(2):
         same(twins, Api.PRODUCE, 12, **produce(producer, name))
         ended(twins, producer, 5)

@@ -130,6 +130,8 @@ def fill(site: Site, topic: str, counts: Mapping[int, int]) -> None:
             if is_kept:
                 producer.commit_transaction(PATIENCE_S)
             else:
+                # librdkafka fails for good where it aborts before its partitions are part of it
+                assert producer.flush(PATIENCE_S) == 0
                 producer.abort_transaction(PATIENCE_S)
 
 

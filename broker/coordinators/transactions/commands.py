@@ -34,9 +34,11 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.transactions import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
+    UNTAGGED,
     Transaction,
     TransactionRecord,
     TransactionState,
+    value_version,
 )
 from protocol.work import Work
 
@@ -190,6 +192,7 @@ class AddPartitions:
             raise KafkaError(ErrorCode.concurrent_transactions)
         if found.state is TransactionState.ONGOING and (yield from self._are_in(found)):
             return draft.decision(ErrorCode.none, soft=False)
+        _check_stored_version(state, self.version)
         now_ms = draft.now.wall_ms
         made = yield from with_partitions(found, self.partitions, version=self.version, now_ms=now_ms)
         state.check_room(self.transactional_id, None, made)
@@ -222,7 +225,7 @@ class EndTransaction:
         if found is None:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
         if self.version >= BY_EPOCH:
-            return self._by_epoch(draft, found)
+            return self._by_epoch(state, draft, found)
         if found.producer_id != self.producer_id:
             raise KafkaError(ErrorCode.invalid_producer_id_mapping)
         if found.producer_epoch != self.producer_epoch:
@@ -235,7 +238,9 @@ class EndTransaction:
         self._check_end(found)
         return draft.decision(Producer(), soft=False)
 
-    def _by_epoch(self, draft: TransactionDraft, found: Transaction) -> TransactionDecision[Producer]:
+    def _by_epoch(
+        self, state: Transactions, draft: TransactionDraft, found: Transaction
+    ) -> TransactionDecision[Producer]:
         # The producer did not hear that it got another id.
         knows_old_id = (
             found.previous_producer_id == self.producer_id
@@ -249,6 +254,7 @@ class EndTransaction:
         if not self._has_valid_epoch(found, is_repeated=is_repeated):
             raise KafkaError(ErrorCode.producer_fenced)
         if found.state is TransactionState.ONGOING or self._aborts_nothing(found, is_repeated=is_repeated):
+            _check_stored_version(state, self.version)
             return self._prepare(draft, found)
         if found.state in ENDED and not is_repeated:
             raise KafkaError(ErrorCode.invalid_txn_state)
@@ -338,6 +344,13 @@ def check_storable(transactional_id: str) -> None:
     """Refuse an id that no record can hold, as Kafka does: with an error it did not foresee."""
     if len(transactional_id.encode("utf-8", "surrogatepass")) > STORED_ID_BYTES_MAX:
         raise KafkaError(ErrorCode.unknown_server_error, "the transactional id is too long to be stored")
+
+
+def _check_stored_version(state: Transactions, version: int) -> None:
+    """Refuse a transaction whose version records of the cluster's level cannot tell. Clients look at the
+    level first. Kafka answers this too, and has the id wait for ever for the record that it did not write."""
+    if version > 0 and value_version(state.level) == UNTAGGED:
+        raise KafkaError(ErrorCode.unsupported_version, "transaction.version is 0 in this cluster")
 
 
 def _check_given(producer_epoch: int) -> None:

@@ -28,6 +28,7 @@ NONE = ErrorCode.none
 FENCED = ErrorCode.producer_fenced
 CONCURRENT = ErrorCode.concurrent_transactions
 INVALID_STATE = ErrorCode.invalid_txn_state
+UNSUPPORTED = ErrorCode.unsupported_version
 OTHER_PRODUCER = ErrorCode.invalid_producer_id_mapping
 
 
@@ -96,8 +97,8 @@ def test_an_open_transaction_is_aborted_first(driver: Driver) -> None:
 @pytest.mark.parametrize("client", [0, 2])
 def test_before_level_2_a_fencing_epoch_is_the_only_one(driver: Driver, level: int, client: int) -> None:
     """What the coordinator aborts by itself has the version of its own level, whatever the client's was."""
-    driver.level = level
     old = in_state(driver, State.ONGOING, client)
+    driver.level = level
     assert driver.init() == Producer(CONCURRENT)
     made = driver.transaction()
     assert (made.state, made.producer_epoch, made.last_producer_epoch, made.client_version) == (
@@ -121,19 +122,40 @@ def test_what_times_out_is_aborted_by_the_version_of_the_cluster(driver: Driver,
     assert driver.transaction().last_producer_epoch == (0 if level == 2 else -1)
 
 
-@pytest.mark.parametrize("level", [0, 1])
-def test_a_client_of_version_2_has_its_epochs_at_any_level(driver: Driver, level: int) -> None:
+def test_at_level_1_a_client_of_version_2_has_its_epochs(driver: Driver) -> None:
     """Its requests say which version it works by; the level is for clients to look at."""
-    driver.level = level
+    driver.level = 1
     me = in_state(driver, State.COMPLETE_COMMIT, 2)
     assert (me.producer_id, me.producer_epoch) == (1001, 1)
     assert driver.transaction().client_version == 2
 
 
+def test_at_level_0_there_is_no_transaction_of_version_2(driver: Driver) -> None:
+    driver.level = 0
+    me = driver.begin()
+    assert driver.add(me) is UNSUPPORTED
+    assert driver.end(me, commits=False) is UNSUPPORTED
+    assert driver.add(me, version=0) is NONE
+    assert driver.add(me) is NONE, "it is in already, so nothing is written"
+    assert driver.end(me) is UNSUPPORTED
+    assert driver.state() is State.ONGOING
+    assert driver.end(me, version=0) == Producer()
+    assert driver.complete()
+
+
+def test_what_was_begun_by_version_2_ends_at_level_0(driver: Driver) -> None:
+    in_state(driver, State.PREPARE_COMMIT)
+    driver.level = 0
+    driver.crash()
+    assert driver.complete()
+    driver.crash()
+    assert driver.state() is State.COMPLETE_COMMIT
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_the_level_says_how_records_are_written(driver: Driver, level: int) -> None:
     driver.level = level
-    in_state(driver, State.COMPLETE_COMMIT)
+    in_state(driver, State.COMPLETE_COMMIT, 2 if level else 0)
     assert {value and value[:2] for _, value in driver.log} == {b"\0\0" if level == 0 else b"\0\1"}
     driver.crash()
     assert driver.transaction().client_version == (0 if level == 0 else 2)
