@@ -64,6 +64,14 @@ class DecisionDraft(Generic[RecordT]):
         )
 
 
+class Share(NamedTuple):
+    """What a command touches of its scope, where that is not all of it."""
+
+    kind: str
+    part: Hashable | None = None
+    """What no other command of the kind may touch at the same time; None if they may touch the same."""
+
+
 Encoded: TypeAlias = tuple[bytes, bytes | None]
 """The key and the value of a record."""
 
@@ -113,8 +121,10 @@ class Machine(Protocol[CommandT_contra, RecordT]):
     def scope(self, command: CommandT_contra) -> Hashable | None:
         """Return the part of the state that the command reads and writes; None for all of it."""
 
-    def is_stackable(self, command: CommandT_contra) -> bool:
-        """Whether stackable commands of one scope may be decided before each other's records are applied."""
+    def share(self, command: CommandT_contra) -> Share | None:
+        """Return the part of its scope that the command touches; None for all of it. Commands of one kind and
+        of other parts may be decided before each other's records are applied.
+        """
 
 
 _COMPACT_AT: Final = 64

@@ -18,9 +18,9 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import GeneratorType
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, overload
 
-from broker.coordinators.machine import Encoded, Instant, Machine, TransactionalProducer, in_steps
+from broker.coordinators.machine import Encoded, Instant, Machine, Share, TransactionalProducer, in_steps
 from broker.decisions import Decision
 from broker.turns import Turns
 from protocol import records as batches
@@ -175,6 +175,17 @@ class Reply(Protocol[R_contra]):
 _Entry: TypeAlias = Asked[Any] | NewMarker | _Tick
 
 
+class _Touched(NamedTuple):
+    """What a command touches, and whose transaction its records are of."""
+
+    scope: Hashable | None = None
+    share: Share | None = None
+    producer: TransactionalProducer | None = None
+
+
+_ALL: Final = _Touched()
+
+
 @dataclass(slots=True)
 class _Part(Generic[RecordT]):
     """Decisions that share batches: plain ones, those of one transaction, or a marker."""
@@ -195,8 +206,10 @@ class _Round(Generic[RecordT]):
     """Decisions that share an append."""
 
     parts: list[_Part[RecordT]] = field(default_factory=list)
-    scopes: dict[Hashable | None, bool] = field(default_factory=dict)
-    """What the records touch, and whether only stackable commands did."""
+    scopes: dict[Hashable | None, str | None] = field(default_factory=dict)
+    """What the records touch, and the kind of the commands where these shared it."""
+    touched: set[tuple[Hashable, Hashable]] = field(default_factory=set)
+    """The parts of shared scopes that nothing else may touch."""
     size: int = 0
     soft: bool = False
 
@@ -206,6 +219,21 @@ class _Round(Generic[RecordT]):
         if not parts or producer is not None or not parts[-1].is_plain:
             parts.append(_Part(producer=producer))
         return parts[-1]
+
+    def has_room(self, scope: Hashable, share: Share | None) -> bool:
+        """Whether a command that touches so much of a scope depends on nothing that is in here of it."""
+        if share is None or self.scopes[scope] != share.kind:
+            return False
+        return share.part is None or (scope, share.part) not in self.touched
+
+    def touch(self, touched: _Touched) -> None:
+        scope, share, _ = touched
+        if share is None or self.scopes.get(scope, share.kind) != share.kind:
+            self.scopes[scope] = None
+            return
+        self.scopes[scope] = share.kind
+        if share.part is not None:
+            self.touched.add((scope, share.part))
 
 
 class Pace:
@@ -367,7 +395,7 @@ class ReplicatedState(Generic[MachineT]):
         scope = self._machine.scope(command)
         if scope is None:
             return False
-        return scope not in scopes or (scopes[scope] and self._machine.is_stackable(command))
+        return scope not in scopes or self._round.has_room(scope, self._machine.share(command))
 
     def _enqueue(self, command: _Entry, token: int) -> None:
         if len(self._queue) >= QUEUED_COMMANDS_MAX:
@@ -398,11 +426,12 @@ class ReplicatedState(Generic[MachineT]):
         machine = self._machine
         if isinstance(command, NewMarker):
             self._round.parts.append(_Part(marker=command, replies=[(token, None)]))
-            self._round.scopes.setdefault(_MARKERS, True)
+            self._round.scopes[_MARKERS] = None
             self._flush_soon()
             return None
         if isinstance(command, _Tick):
-            return self._deciding(machine, command, token, self._ticking(machine))
+            return self._deciding(machine, _ALL, token, self._ticking(machine))
+        touched = _Touched(machine.scope(command), machine.share(command), getattr(command, "producer", None))
         try:
             made = machine.decide(command, token, self._now())
         except KafkaError as error:
@@ -412,8 +441,8 @@ class ReplicatedState(Generic[MachineT]):
             self._decision_failed(machine, command, token, error)
             return None
         if isinstance(made, GeneratorType):
-            return self._deciding(machine, command, token, made)
-        return self._decided(machine, command, token, cast("Decision[Any, Any]", made))
+            return self._deciding(machine, touched, token, made)
+        return self._decided(machine, touched, token, cast("Decision[Any, Any]", made))
 
     def _ticking(self, machine: MachineT) -> Work[Decision[Any, Any]]:
         now = self._now()
@@ -424,7 +453,7 @@ class ReplicatedState(Generic[MachineT]):
         return decision
 
     def _deciding(
-        self, machine: MachineT, command: _Entry, token: int, work: Work[Decision[Any, Any]]
+        self, machine: MachineT, touched: _Touched, token: int, work: Work[Decision[Any, Any]]
     ) -> Work[None]:
         try:
             decision = yield from work
@@ -436,12 +465,12 @@ class ReplicatedState(Generic[MachineT]):
             return
         if not self._is_run_by(machine):
             return
-        rest = self._decided(machine, command, token, decision)
+        rest = self._decided(machine, touched, token, decision)
         if rest is not None:
             yield from rest
 
     def _decided(
-        self, machine: MachineT, command: _Entry, token: int, decision: Decision[Any, Any]
+        self, machine: MachineT, touched: _Touched, token: int, decision: Decision[Any, Any]
     ) -> Work[None] | None:
         """Take what was decided into the round; return what is left of that."""
         replies = decision.replies
@@ -457,9 +486,9 @@ class ReplicatedState(Generic[MachineT]):
                     break
                 encoded.append(cast(Encoded, made))
             else:
-                self._take(machine, command, decision, encoded, replies)
+                self._take(touched, decision, encoded, replies)
                 return None
-        return self._taking(machine, command, decision, encoded, replies)
+        return self._taking(machine, touched, decision, encoded, replies)
 
     def _answering(self, replies: tuple[tuple[int, Any], ...]) -> Work[None]:
         yield from self._answer(replies)
@@ -486,7 +515,7 @@ class ReplicatedState(Generic[MachineT]):
     def _taking(
         self,
         machine: MachineT,
-        command: _Entry,
+        touched: _Touched,
         decision: Decision[Any, Any],
         encoded: list[Encoded],
         replies: tuple[tuple[int, Any], ...],
@@ -497,12 +526,11 @@ class ReplicatedState(Generic[MachineT]):
             if at % RECORDS_PER_STEP == 0:
                 yield
         if self._is_run_by(machine):
-            self._take(machine, command, decision, encoded, replies)
+            self._take(touched, decision, encoded, replies)
 
     def _take(
         self,
-        machine: MachineT,
-        command: _Entry,
+        touched: _Touched,
         decision: Decision[Any, Any],
         encoded: list[Encoded],
         replies: tuple[tuple[int, Any], ...],
@@ -520,18 +548,12 @@ class ReplicatedState(Generic[MachineT]):
             for refused, _ in replies:
                 self._fail(refused, KafkaError(coordinator_error(ErrorCode.message_too_large)))
             return
-        scope: Hashable | None = None
-        is_stackable = False
-        producer: TransactionalProducer | None = None
-        if not isinstance(command, _Tick):
-            scope, is_stackable = machine.scope(command), machine.is_stackable(command)
-            producer = getattr(command, "producer", None)
-        part = pending.part(producer)
+        part = pending.part(touched.producer)
         part.records += decision.records
         part.encoded += encoded
         part.replies += replies
         pending.size += size
-        pending.scopes[scope] = is_stackable and pending.scopes.get(scope, True)
+        pending.touch(touched)
         pending.soft = pending.soft or decision.soft
         self._flush_soon()
         self._arm_timer()

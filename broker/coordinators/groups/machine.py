@@ -32,7 +32,7 @@ from broker.coordinators.groups.shard import (
     consumer_key,
 )
 from broker.coordinators.groups.topics import Topics
-from broker.coordinators.machine import DecisionDraft, Encoded, Instant
+from broker.coordinators.machine import DecisionDraft, Encoded, Instant, Share
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import (
@@ -56,6 +56,7 @@ DEADLINES_PER_STEP: Final = 16
 GROUPS_PER_STEP: Final = 64
 _NO_TOKEN: Final = -1
 _COMMITS: Final = (Commit, TxnCommit)
+_OF_COMMITS: Final = Share("commits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +100,16 @@ class GroupMachine(GroupShard):
     def scope(self, command: GroupCommand[Any]) -> Hashable | None:
         return getattr(command, "group_id", None)
 
-    def is_stackable(self, command: GroupCommand[Any]) -> bool:
-        # A commit is judged by the membership alone, which no commit changes.
-        return isinstance(command, _COMMITS)
+    def share(self, command: GroupCommand[Any]) -> Share | None:
+        if isinstance(command, _COMMITS):
+            # It is judged by the membership alone, which no commit changes.
+            return _OF_COMMITS
+        if isinstance(command, heartbeat.ConsumerHeartbeat) and command.steady_group(self) is not None:
+            # It is judged by the target, which none of these changes, and by what other members hold: one
+            # that is about to give something up holds it until that is in the log, and no two of them are
+            # to get the same.
+            return Share("members", command.member_id)
+        return None
 
     def tick(self, now: Instant) -> Work[GroupDecision[None]]:
         draft: DecisionDraft[CoordinatorRecord] = DecisionDraft(now, _NO_TOKEN)

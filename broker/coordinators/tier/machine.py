@@ -150,8 +150,8 @@ class TierMachine:
             return event.segment.partition, event.segment.id
         return event.partition, None if isinstance(event, LogStartMoved) else event.id
 
-    def is_stackable(self, command: TierCommand) -> bool:
-        return False
+    def share(self, command: TierCommand) -> None:
+        return None
 
     # --- applying ---
 

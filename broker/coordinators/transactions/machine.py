@@ -129,8 +129,8 @@ class TransactionMachine:
     def scope(self, command: TransactionCommand[Any]) -> Hashable | None:
         return getattr(command, "transactional_id", None)
 
-    def is_stackable(self, command: TransactionCommand[Any]) -> bool:
-        return False
+    def share(self, command: TransactionCommand[Any]) -> None:
+        return None
 
     def tick(self, now: Instant) -> Work[TransactionDecision[None]]:
         """Abort what is open longer than its producer said, and tell again of what is not over yet."""

@@ -47,6 +47,7 @@ class FakeLog:
         *,
         timeout_ms: int,
         expected_leader_epoch: int,
+        is_own: bool = True,
     ) -> AppendedAt:
         self.appending.set()
         await self.gate.wait()

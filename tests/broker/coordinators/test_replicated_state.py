@@ -21,7 +21,7 @@ from broker.coordinators.groups.offsets import (
     OffsetToCommit,
     TxnCommit,
 )
-from broker.coordinators.groups.shard import GroupConfig
+from broker.coordinators.groups.shard import ConsumerSettings, GroupConfig
 from broker.coordinators.machine import Instant, TransactionalProducer
 from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
 from broker.turns import Turns
@@ -33,6 +33,7 @@ from protocol.work import Work
 from storage.log import NewMarker
 from tests.broker.coordinators.fake_log import FakeLog, settle
 from tests.broker.coordinators.fake_log import turns as at_will
+from tests.broker.coordinators.groups.consumer_driver import JOINING, ConsumerDriver
 from tests.broker.coordinators.groups.group_driver import subscription
 
 TOPIC = "__consumer_offsets"
@@ -297,6 +298,57 @@ async def test_a_commit_is_not_decided_before_an_earlier_sync_of_its_group_is_du
     assert committed == (ErrorCode.none,)
     assert disk.counts()[before:] == [1, 1], "the commit was decided while the sync was not in the log yet"
     assert offset_of(state) == 5
+
+
+@pytest.fixture
+async def consumers(make: MakeState) -> tuple[ReplicatedState[GroupMachine], ConsumerDriver]:
+    """A group of three that the server assigns, of whom the first two are in epochs of the past."""
+    driver = ConsumerDriver(settings=ConsumerSettings(assignment_interval_ms=0))
+    driver.create("t", 8)
+    state = make(make_machine=driver.made)
+    await state.wait_settled()
+    for number, member_id in enumerate("abc"):
+        answer = await state.ask(driver.command(member_id, 0, **JOINING))
+        assert answer["member_epoch"] == 2 + number
+    return state, driver
+
+
+async def test_members_come_closer_to_their_targets_in_one_append(
+    consumers: tuple[ReplicatedState[GroupMachine], ConsumerDriver], disk: FakeLog
+) -> None:
+    state, driver = consumers
+    before = len(disk.batches)
+    asked = [driver.command(member_id, epoch, claims=()) for member_id, epoch in (("a", 2), ("b", 3))]
+    answers = await asyncio.gather(*map(state.ask, asked))
+    assert [answer["member_epoch"] for answer in answers] == [4, 4]
+    assert disk.counts()[before:] == [2]
+
+
+async def test_a_member_is_not_decided_on_before_its_last_step_is_in_the_log(
+    consumers: tuple[ReplicatedState[GroupMachine], ConsumerDriver], disk: FakeLog
+) -> None:
+    state, driver = consumers
+    before = len(disk.batches)
+    asked = driver.command("a", 2, claims=())
+    answers = await asyncio.gather(state.ask(asked), state.ask(asked))
+    assert [answer["member_epoch"] for answer in answers] == [4, 4]
+    assert disk.counts()[before:] == [1], "the second one did not see what came of the first"
+
+
+async def test_members_are_not_decided_on_beside_a_change_of_their_target(
+    consumers: tuple[ReplicatedState[GroupMachine], ConsumerDriver], disk: FakeLog
+) -> None:
+    state, driver = consumers
+    before = len(disk.batches)
+    answers = await asyncio.gather(
+        state.ask(driver.command("a", 2, claims=())),
+        state.ask(driver.command("d", 0, **JOINING)),
+        state.ask(driver.command("b", 3, claims=())),
+        state.ask(commit(5, member_id="c", generation=4)),
+    )
+    assert [answer["member_epoch"] for answer in answers[:3]] == [4, 5, 5]
+    assert disk.counts()[before:][0] == 1
+    assert disk.counts()[before:][2:] == [1, 1], "a commit is judged by what is in the log"
 
 
 # --- waiting ---

@@ -100,14 +100,63 @@ class ConsumerHeartbeat:
     def decide(
         self, shard: GroupShard, draft: GroupDraft, /
     ) -> GroupDecision[HeartbeatReply] | Work[GroupDecision[HeartbeatReply]]:
-        reply = _unchanged(shard, self, draft)
-        return draft.decision(reply, soft=False) if reply is not None else self._change(shard, draft)
+        group = self.steady_group(shard)
+        if group is None:
+            return self._change(shard, draft)
+        member = group.members[self.member_id]
+        if member.has_reached(group.target_epoch):
+            return draft.decision(_stepped(shard, group, member, member, draft), soft=False)
+        return self._step(shard, group, member, draft)
+
+    def steady_group(self, shard: GroupShard) -> ConsumerGroup | None:
+        """Return its group if neither epoch nor target of that can change with it, but only what the member
+        holds: it has nothing new to say, and is in the epoch in which it was left.
+        """
+        group = shard.consumers.get(self.group_id)
+        member = group.members.get(self.member_id) if group is not None else None
+        if group is None or member is None:
+            return None
+        metadata = member.metadata
+        if (
+            self.member_epoch != member.epoch
+            or self.member_epoch <= 0
+            or group.epoch > group.target_epoch
+            or group.is_stale
+            or self.topics is not None
+            or self.regex is not None
+            or self.rack_id is not None
+            or self.assignor is not None
+            or self.rebalance_timeout_ms != -1
+            or self.client_id != metadata.client_id
+            or self.client_host != metadata.client_host
+            or metadata.classic is not None
+        ):
+            return None
+        if self.instance_id is not None and group.static_members.get(self.instance_id) != self.member_id:
+            return None
+        return group
+
+    def _step(
+        self, shard: GroupShard, group: ConsumerGroup, member: Member, draft: GroupDraft
+    ) -> Work[GroupDecision[HeartbeatReply]]:
+        """Take the member one step towards its target."""
+        after = yield from reconcile(
+            shard,
+            group,
+            member,
+            target_epoch=group.target_epoch,
+            target=group.target_of(member),
+            has_subscription_changed=False,
+            claims=self.claims,
+            draft=draft,
+        )
+        return draft.decision(_stepped(shard, group, member, after, draft), soft=False)
 
     def _change(self, shard: GroupShard, draft: GroupDraft) -> Work[GroupDecision[HeartbeatReply]]:
         if self.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             reply = yield from _leave(shard, self, draft)
         else:
-            reply = yield from _heartbeat(shard, self, draft)
+            reply = yield from heartbeat_in_full(shard, self, draft)
         return draft.decision(reply, soft=shard.is_converting(self.group_id))
 
 
@@ -126,35 +175,21 @@ class ResolveRegexes:
 # --- staying ---
 
 
-def _unchanged(shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft) -> HeartbeatReply | None:
-    """Return the answer to a member that has nothing new to say and is where the group wants it."""
-    group = shard.consumers.get(command.group_id)
-    member = group.members.get(command.member_id) if group is not None else None
-    if group is None or member is None:
-        return None
-    metadata = member.metadata
-    if (
-        command.member_epoch != member.epoch
-        or not member.has_reached(group.target_epoch)
-        or group.epoch > group.target_epoch
-        or group.is_stale
-        or command.topics is not None
-        or command.regex is not None
-        or command.rack_id is not None
-        or command.assignor is not None
-        or command.rebalance_timeout_ms != -1
-        or command.instance_id not in (None, metadata.instance_id)
-        or command.client_id != metadata.client_id
-        or command.client_host != metadata.client_host
-        or metadata.classic is not None
-    ):
-        return None
-    if _wants_look(shard, group, member, member, draft, is_new_regex=False):
+def _stepped(
+    shard: GroupShard, group: ConsumerGroup, before: Member, after: Member, draft: GroupDraft
+) -> HeartbeatReply:
+    """Return the answer to a member that has nothing new to say."""
+    if _wants_look(shard, group, before, before, draft, is_new_regex=False):
         _look_up(shard, group, draft)
-    return _reply(shard, group, member, draft, with_assignment=False)
+    _watch_revocation(shard, group, before, after, draft)
+    with_assignment = after is not before and after.current.assigned != before.current.assigned
+    return _reply(shard, group, after, draft, with_assignment=with_assignment)
 
 
-def _heartbeat(shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft) -> Work[HeartbeatReply]:
+def heartbeat_in_full(
+    shard: GroupShard, command: ConsumerHeartbeat, draft: GroupDraft
+) -> Work[HeartbeatReply]:
+    """Return the answer to a member that stays or joins, whatever it says."""
     is_joining = command.member_epoch == 0
     begun = yield from _group_for(shard, command, draft, creates=is_joining)
     group = begun.group

@@ -13,20 +13,28 @@ from broker.control.image import Image
 from broker.control.metadata_records import PartitionImage, PartitionsAdded, TopicCreated, TopicDeleted
 from broker.coordinators.groups.consumer_group import ConsumerGroup
 from broker.coordinators.groups.machine import GroupMachine
-from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat, ResolveRegexes
+from broker.coordinators.groups.modern.heartbeat import (
+    ConsumerHeartbeat,
+    ResolveRegexes,
+    heartbeat_in_full,
+)
 from broker.coordinators.groups.modern.reconcile import Claim
 from broker.coordinators.groups.modern.regexes import matching
 from broker.coordinators.groups.offsets import ExpireOffsets
 from broker.coordinators.groups.shard import ConsumerSettings
 from broker.coordinators.groups.topics import Topics
-from protocol.errors import ErrorCode
+from broker.coordinators.machine import DecisionDraft, in_steps
+from broker.decisions import Decision
+from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import ResolvedRegex
+from protocol.stored.offsets import CoordinatorRecord
 from protocol.work import finish
 from tests.broker.coordinators.groups.group_driver import GROUP, Driver
 
 SESSION_MS = 45_000
 REBALANCE_MS = 300_000
 INTERVAL_MS = 1_000
+JOINING: dict[str, Any] = {"rebalance_timeout_ms": REBALANCE_MS, "topics": ("t",), "claims": ()}
 
 
 @dataclass
@@ -35,6 +43,10 @@ class ConsumerDriver(Driver):
     settings: ConsumerSettings = field(default_factory=ConsumerSettings)
     topics: Topics = field(init=False)
     next_id: int = 0
+    steady: int = 0
+    """How many heartbeats went the short way."""
+    together: int = 0
+    """How often several of them were on their way into the log at once."""
 
     def __post_init__(self) -> None:
         self.topics = Topics(lambda: self.image)
@@ -80,7 +92,7 @@ class ConsumerDriver(Driver):
 
     # --- members ---
 
-    def beat(self, member_id: str, member_epoch: int, **changes: Any) -> Any:
+    def command(self, member_id: str, member_epoch: int, **changes: Any) -> ConsumerHeartbeat:
         values: dict[str, Any] = {
             "group_id": GROUP,
             "member_id": member_id,
@@ -88,17 +100,65 @@ class ConsumerDriver(Driver):
             "client_id": "c",
             "client_host": "/127.0.0.1",
         }
-        answer = self.ask(ConsumerHeartbeat(**(values | changes)))
+        return ConsumerHeartbeat(**(values | changes))
+
+    def beat(self, member_id: str, member_epoch: int, **changes: Any) -> Any:
+        command = self.command(member_id, member_epoch, **changes)
+        self.check_short(command)
+        answer = self.ask(command)
         self.look_up()
         return answer
 
+    def check_short(self, command: ConsumerHeartbeat) -> None:
+        """Check that what is decided the short way is what the long way leads to."""
+        if command.steady_group(self.machine) is None:
+            return
+        self.steady += 1
+        long, short = (DecisionDraft[CoordinatorRecord](self.now, -1) for _ in range(2))
+        reply = finish(heartbeat_in_full(self.machine, command, long))
+        expected = long.decision(reply, soft=self.machine.is_converting(command.group_id))
+        assert finish(in_steps(command.decide(self.machine, short))) == expected
+
+    def ask_together(self, commands: list[ConsumerHeartbeat]) -> list[Any]:
+        """Decide what the shell may before any of it is in the log; return the answers."""
+        tokens: list[int] = []
+        kind, parts = None, set()
+        held: list[tuple[int, Decision[Any, Any]]] = []
+
+        def settle() -> None:
+            for token, decision in held:
+                self._take(decision, self.members())
+                self._answer(token, decision.response)
+            held.clear()
+            parts.clear()
+
+        for command in commands:
+            self.check_short(command)
+            share = self.machine.share(command)
+            if held and (share is None or share.kind != kind or share.part in parts):
+                settle()
+            self.tokens += 1
+            tokens.append(self.tokens)
+            try:
+                decision = finish(in_steps(self.machine.decide(command, self.tokens, self.now)))
+            except KafkaError as error:
+                self._answer(self.tokens, error.code)
+                continue
+            if not decision.records:
+                self._answer(self.tokens, decision.response)
+                continue
+            held.append((self.tokens, decision))
+            kind = share.kind if share is not None else None
+            parts.add(share.part if share is not None else None)
+            if share is None:
+                settle()
+        self.together += len(held) > 1
+        settle()
+        self.look_up()
+        return [self.answers[token] for token in tokens]
+
     def join(self, member_id: str = "m", **changes: Any) -> Any:  # type: ignore[override]
-        values: dict[str, Any] = {
-            "rebalance_timeout_ms": REBALANCE_MS,
-            "topics": ("t",),
-            "claims": (),
-        }
-        return self.beat(member_id, 0, **(values | changes))
+        return self.beat(member_id, 0, **(JOINING | changes))
 
     def ask_expiry(self) -> Any:
         return self.ask(ExpireOffsets(group_ids=(*self.machine.groups, *self.machine.consumers)))
@@ -155,29 +215,36 @@ class Consumer:
 
     def beat(self, **changes: Any) -> Any:
         """Send a heartbeat and do what the answer says, but for giving up partitions, which takes time."""
+        command = self.next_beat(**changes)
+        self.driver.check_short(command)
+        answer = self.driver.ask(command)
+        self.driver.look_up()
+        self.answered(answer)
+        return answer
+
+    def next_beat(self, **changes: Any) -> ConsumerHeartbeat:
         driver = self.driver
         if not self.is_member:
             self.epoch, self.owned, self.wanted = 0, set(), set()
-            answer = driver.join(
-                self.member_id, **(self.subscription | {"instance_id": self.instance_id} | changes)
-            )
+            said = JOINING | self.subscription | {"instance_id": self.instance_id}
         else:
-            said: dict[str, Any] = {"claims": claims_of(self.owned), "instance_id": self.instance_id}
+            said = {"claims": claims_of(self.owned), "instance_id": self.instance_id}
             if self.has_missed:
                 said |= {"regex": "", **self.subscription, "rebalance_timeout_ms": REBALANCE_MS}
-            answer = driver.beat(self.member_id, self.epoch, **(said | changes))
         self.has_missed = False
         self.last_beat_ms = driver.now_ms
+        return driver.command(self.member_id, self.epoch, **(said | changes))
+
+    def answered(self, answer: Any) -> None:
         if isinstance(answer, ErrorCode):
             self.is_member = False
             self.owned, self.wanted = set(), set()
-            return answer
+            return
         self.is_member, self.epoch = True, answer["member_epoch"]
         if answer["assignment"] is not None:
             self.wanted = flat(answer["assignment"])
         if self.owned <= self.wanted:
             self.owned = set(self.wanted)
-        return answer
 
     def revoke(self) -> None:
         """Give up what it must."""
