@@ -9,12 +9,14 @@ Invariant: a request that Kafka refuses before it looks at the group is refused 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from broker.coordinators.groups.consumer_group import count_of
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat
 from broker.coordinators.groups.modern.reconcile import Claim
+from broker.handlers.later import Later
 from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -58,35 +60,34 @@ class ConsumerGroupHandlers:
             Api.CONSUMER_GROUP_DESCRIBE: self.describe,
         }
 
-    async def heartbeat(self, ctx: Context, request: ConsumerGroupHeartbeatRequest) -> Fields:
+    def heartbeat(
+        self, ctx: Context, request: ConsumerGroupHeartbeatRequest
+    ) -> Fields | Later[HeartbeatReply] | Awaitable[Fields]:
         self._check_on()
         try:
             _check(ctx, request, self._groups.consumer_assignors)
             work = self._command(ctx, request)
-            command = finish(work) if _is_short(request) else await self._turns.run(work)
-            reply: HeartbeatReply = await self._groups.ask(request.group_id, command)
-            assignment = reply["assignment"]
-            rows = None
-            if assignment is not None:
-                making = _partitions(assignment)
-                is_short = len(assignment) < _SHORT_TOPICS
-                rows = {"topic_partitions": finish(making) if is_short else await self._turns.run(making)}
+            if not _is_short(request):
+                return self._long_heartbeat(request.group_id, work)
+            return self._tell(request.group_id, finish(work))
         except KafkaError as error:
-            return {
-                "throttle_time": 0,
-                "error_code": error.code,
-                "error_message": error.message,
-                "member_epoch": 0,
-                "heartbeat_interval": 0,
-            }
-        return {
-            "throttle_time": 0,
-            "error_code": ErrorCode.none,
-            "member_id": reply["member_id"],
-            "member_epoch": reply["member_epoch"],
-            "heartbeat_interval": reply["heartbeat_interval_ms"],
-            "assignment": rows,
-        }
+            return _refused(error)
+
+    async def _long_heartbeat(self, group_id: str, work: Work[ConsumerHeartbeat]) -> Fields:
+        try:
+            answer = await self._tell(group_id, await self._turns.run(work)).wait()
+        except KafkaError as error:
+            return _refused(error)
+        return answer if isinstance(answer, Mapping) else await self._turns.run(answer)
+
+    def _tell(self, group_id: str, command: ConsumerHeartbeat) -> Later[HeartbeatReply]:
+        def answered(reply: HeartbeatReply) -> Fields | Work[Fields]:
+            self._groups.look_up_regexes(group_id)
+            return _answer(reply)
+
+        later: Later[HeartbeatReply] = Later(answered, _refused)
+        self._groups.tell(group_id, command, later)
+        return later
 
     def _check_on(self) -> None:
         if not self._is_on():
@@ -153,6 +154,38 @@ class ConsumerGroupHandlers:
             "error_message": None,
             "authorized_operations": operations,
         }
+
+
+def _refused(error: KafkaError) -> Fields:
+    return {
+        "throttle_time": 0,
+        "error_code": error.code,
+        "error_message": error.message,
+        "member_epoch": 0,
+        "heartbeat_interval": 0,
+    }
+
+
+def _answer(reply: HeartbeatReply) -> Fields | Work[Fields]:
+    assignment = reply["assignment"]
+    fields = {
+        "throttle_time": 0,
+        "error_code": ErrorCode.none,
+        "member_id": reply["member_id"],
+        "member_epoch": reply["member_epoch"],
+        "heartbeat_interval": reply["heartbeat_interval_ms"],
+        "assignment": None,
+    }
+    if assignment is None:
+        return fields
+    work = _with_assignment(fields, assignment)
+    is_short = len(assignment) < _SHORT_TOPICS and count_of(assignment) <= ROWS_AT_ONCE
+    return finish(work) if is_short else work
+
+
+def _with_assignment(fields: dict[str, object], assignment: Owned) -> Work[Fields]:
+    fields["assignment"] = {"topic_partitions": (yield from _partitions(assignment))}
+    return fields
 
 
 def _check(ctx: Context, request: ConsumerGroupHeartbeatRequest, assignors: tuple[str, ...]) -> None:

@@ -25,12 +25,14 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
 from broker.handlers.error_replies import error_reply, unsupported_api_versions
+from broker.handlers.later import Later
 from broker.handlers.places import Place, Places
 from broker.handlers.produce_repeat import ProduceMemo
 from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Frame
@@ -100,7 +102,7 @@ class Context:
     """Whether another broker, which the client had asked, passed it on to this one as the controller."""
 
 
-Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields] | Work[Fields]"]
+Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields] | Work[Fields] | Later[Any]"]
 Pieces: TypeAlias = "list[bytes]"
 """A response frame."""
 
@@ -349,6 +351,12 @@ class Dispatcher:
         connection = context.connection
         try:
             result = self._handlers[context.api_key](context, request)
+            if isinstance(result, Later):
+                if not result.done():
+                    slot = connection.slot()
+                    result.then(partial(self._settled, context, request, result, slot))
+                    return slot
+                result = result.answer()
             if isinstance(result, Mapping):
                 data = encode_response(context.api_key, context.api_version, context.correlation_id, result)
                 connection.unsent += len(data)
@@ -367,6 +375,26 @@ class Dispatcher:
         slot = connection.slot()
         self._spawn(self._finish(context, request, later, slot))
         return slot
+
+    def _settled(self, context: Context, request: object, later: Later[Any], slot: AnswerSlot) -> None:
+        """Answer what had to wait for a coordinator."""
+        connection = context.connection
+        answer: bytes | Bulk
+        try:
+            try:
+                result = later.answer()
+                if not isinstance(result, Mapping):
+                    work = self._turns.run(self._worked(context, result))
+                    self._spawn(self._finish(context, request, work, slot))
+                    return
+                answer = encode_response(context.api_key, context.api_version, context.correlation_id, result)
+            except Exception as error:
+                answer = _joined(finish(self._failed(context, request, error, [])))
+        except Disconnect as gone:
+            connection.close(str(gone))
+            return
+        connection.answer(slot, answer)
+        connection.resume()
 
     def _worked(self, context: Context, result: Work[Fields]) -> Work[Pieces]:
         """Do what a handler began, and encode it."""
@@ -456,6 +484,8 @@ class Dispatcher:
     async def _ask(self, context: Context, request: Any, place: Place | None = None) -> Fields:
         """Return what the handler answers; `place` is given back for as long as the handler waits."""
         result = self._handlers[context.api_key](context, request)
+        if isinstance(result, Later):
+            result = self._waited(result)
         if isinstance(result, Mapping):
             return result
         if isinstance(result, Generator):
@@ -470,6 +500,10 @@ class Dispatcher:
             raise
         await place.take_again()
         return fields
+
+    async def _waited(self, later: Later[Any]) -> Fields:
+        result = await later.wait()
+        return result if isinstance(result, Mapping) else await self._turns.run(result)
 
     async def _answered(
         self, context: Context, request: object, result: Awaitable[Fields | Pieces], kept: list[Any]

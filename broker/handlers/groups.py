@@ -30,6 +30,7 @@ from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.membership import PROTOCOLS_MAX
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from broker.handlers.coordinators import sorted_by_partition
+from broker.handlers.later import Later
 from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -166,10 +167,11 @@ class GroupHandlers:
             reply = sync_error(error.code)
         return {"throttle_time": 0, **reply}
 
-    async def heartbeat(self, ctx: Context, request: HeartbeatRequest) -> Fields:
+    def heartbeat(self, ctx: Context, request: HeartbeatRequest) -> Fields | Later[ErrorCode]:
+        later: Later[ErrorCode] = Later(_beaten, _not_beaten)
         try:
             _check_group_id(request.group_id)
-            code = await self._groups.ask(
+            self._groups.tell(
                 request.group_id,
                 Heartbeat(
                     group_id=request.group_id,
@@ -177,12 +179,11 @@ class GroupHandlers:
                     generation=request.generation_id,
                     instance_id=request.group_instance_id,
                 ),
+                later,
             )
         except KafkaError as error:
-            # While the coordinator loads no session can expire, so members may go on.
-            is_loading = error.code is ErrorCode.coordinator_load_in_progress
-            code = ErrorCode.none if is_loading else error.code
-        return {"throttle_time": 0, "error_code": code}
+            return _not_beaten(error)
+        return later
 
     async def leave_group(self, ctx: Context, request: LeaveGroupRequest) -> Fields:
         if ctx.api_version < 3:
@@ -375,6 +376,16 @@ class GroupHandlers:
         except KafkaError as error:
             errors = (error.code,) * len(group_ids)
         return await self._turns.run(_deleted(group_ids, errors))
+
+
+def _beaten(code: ErrorCode) -> Fields:
+    return {"throttle_time": 0, "error_code": code}
+
+
+def _not_beaten(error: KafkaError) -> Fields:
+    # While the coordinator loads no session can expire, so members may go on.
+    is_loading = error.code is ErrorCode.coordinator_load_in_progress
+    return _beaten(ErrorCode.none if is_loading else error.code)
 
 
 def _assignments(request: SyncGroupRequest) -> Work[dict[str, bytes]]:

@@ -142,15 +142,20 @@ class GroupCoordinator(TopicCoordinator[GroupMachine]):
     # --- asking ---
 
     async def ask(self, group_id: str, command: GroupCommand[R]) -> R:
-        state = self._state(group_id)
-        response = await state.ask(command)
-        if state.status is Status.ACTIVE and state.machine.to_resolve:
-            self._look_up_regexes(state)
+        response = await self._state(group_id).ask(command)
+        self.look_up_regexes(group_id)
         return response
 
     def tell(self, group_id: str, command: GroupCommand[R], reply: Reply[R]) -> None:
-        """`ask` for one that is no task: the reply is given what comes of it."""
+        """`ask` for one that is no task: the reply is given what comes of it. After a heartbeat, it has
+        regular expressions looked up."""
         self._state(group_id).tell(command, reply)
+
+    def look_up_regexes(self, group_id: str) -> None:
+        """Find the topics of regular expressions, where groups beside this one want it."""
+        state = self._states.get(self.partition_for(group_id))
+        if state is not None and state.status is Status.ACTIVE and state.machine.to_resolve:
+            self._look_up_regexes(state)
 
     async def write_marker(self, index: int, marker: NewMarker) -> None:
         """End a transaction on one partition of the offsets topic: return once the marker is committed and

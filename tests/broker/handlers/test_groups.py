@@ -23,6 +23,7 @@ from broker.endpoint import Endpoint
 from broker.handlers.consumer_groups import ConsumerGroupHandlers
 from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.groups import GroupHandlers
+from broker.handlers.later import Later
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
@@ -158,6 +159,8 @@ class Client:
         )
         request = decode_request(api, version, frame[head.body_at :])
         answer = self.routes[api](context, request)
+        if isinstance(answer, Later):
+            answer = await answer.wait()
         if isinstance(answer, GeneratorType):
             answered = finish(answer)
         else:
