@@ -131,11 +131,14 @@ class ShortFrames(FrameHandler, Protocol):
     """Handles short requests of one API as frames. Its `handle` returns None for one that is to be decoded
     and given to the API's `Handler`, having done nothing."""
 
+    def repeat(self, connection: Connection, frame: Frame, correlation_id: int) -> Answer:
+        """Answer a request like the connection's last; None for any other, which `handle` takes."""
+
 
 class Memo(ProduceMemo):
     """What is remembered of a connection's requests."""
 
-    __slots__ = ("holder", "last_fetch")
+    __slots__ = ("holder", "last_commit", "last_fetch")
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,6 +146,8 @@ class Memo(ProduceMemo):
         """What fetch sessions are held for, once there is one."""
         self.last_fetch: object | None = None
         """The business of `FetchFrames`; None where its `repeat` cannot take a request."""
+        self.last_commit: object | None = None
+        """The same for the `ShortFrames` of OffsetCommit."""
 
 
 class Dispatcher:
@@ -244,6 +249,10 @@ class Dispatcher:
             if answer is not None:
                 self._counts[api_key] += 1
                 return answer
+        elif api_key == Api.OFFSET_COMMIT and connection.memo.last_commit is not None:
+            answer = self._repeat_short(connection, frame, api_key, correlation_id)
+            if answer is not None:
+                return answer
         if api_key in PEER:
             self._check_peer(connection, api_key)
         if not is_supported(api_key, version):
@@ -293,6 +302,21 @@ class Dispatcher:
         except Exception as error:
             request = decode_request(api_key, version, memoryview(frame)[body_at:])
             return _answer_of(context.connection, finish(self._failed(context, request, error, [])))
+
+    def _repeat_short(
+        self, connection: Connection, frame: Frame, api_key: int, correlation_id: int
+    ) -> Answer:
+        self._write_first()
+        try:
+            answer = self._short[api_key].repeat(connection, frame, correlation_id)
+        except Exception as error:
+            head = parse_head(frame)
+            request = decode_request(api_key, head.api_version, memoryview(frame)[head.body_at :])
+            context = self._context(connection, head)
+            answer = _answer_of(connection, finish(self._failed(context, request, error, [])))
+        if answer is not None:
+            self._counts[api_key] += 1
+        return answer
 
     def _context(self, connection: Connection, head: RequestHead, *, is_passed_on: bool = False) -> Context:
         return Context(

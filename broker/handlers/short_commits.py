@@ -1,9 +1,13 @@
 """OffsetCommit of few partitions, from its frame to its answer.
 
-Owns: the way of such a request without tasks or steps: what is committed of it, and the answer as soon as
-the coordinator has one. Does not own: longer requests (`broker.handlers.groups`), the bytes
-(protocol.offset_commit), what a commit leads to (`broker.coordinators.groups.offsets`).
+Owns: the way of such a request without tasks or steps: what is committed of it, the answer as soon as the
+coordinator has one, and what is remembered of a connection's last one. Does not own: longer requests
+(`broker.handlers.groups`), the bytes (protocol.offset_commit), what a commit leads to
+(`broker.coordinators.groups.offsets`).
 Invariant: it answers what the long way answers; the slot of a request that was asked is answered once.
+
+A consumer commits the same partitions again and again: a request that differs from the connection's last one
+by its offsets is not read again, and its answer is that of the last one unless something is wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 from broker.coordinators.groups.offsets import Commit, OffsetToCommit
 from broker.net.connection import Answer, AnswerSlot, Connection
 from protocol.errors import ErrorCode, KafkaError
-from protocol.offset_commit import ShortCommit, encode_commit, parse_short_commit
+from protocol.offset_commit import (
+    CommitShape,
+    ShortCommit,
+    correlated,
+    encode_commit,
+    parse_short_commit,
+)
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster
@@ -22,6 +32,21 @@ if TYPE_CHECKING:
     from broker.net.connection import Frame
 
 KNOWS_EPOCHS_FROM: Final = 9
+_REMEMBERED_BYTES_MAX: Final = 1024
+"""A client id alone may have 32 KB."""
+
+
+class LastCommit:
+    """A request, and what is the same of those like it."""
+
+    __slots__ = ("accepted", "asked", "shape", "version")
+
+    def __init__(self, version: int, asked: ShortCommit, frame: Frame) -> None:
+        self.version = version
+        self.asked = asked
+        self.shape = CommitShape(frame, asked) if len(frame) <= _REMEMBERED_BYTES_MAX else None
+        self.accepted = encode_commit(version, 0, asked.topics, (0,) * len(asked.places))
+        """The answer where nothing is wrong."""
 
 
 class ShortCommits:
@@ -36,9 +61,26 @@ class ShortCommits:
         asked = parse_short_commit(memoryview(frame), body_at, version)
         if asked is None:
             return None
+        last = LastCommit(version, asked, frame)
+        connection.memo.last_commit = last if last.shape is not None else None
+        return self._ask(connection, last, asked.offsets, correlation_id)
+
+    def repeat(self, connection: Connection, frame: Frame, correlation_id: int) -> Answer:
+        """Answer a request that is the connection's last one but for its offsets; None for any other."""
+        last: LastCommit | None = connection.memo.last_commit
+        offsets = last.shape.read(frame) if last is not None and last.shape is not None else None
+        if last is None or offsets is None:
+            return None
+        return self._ask(connection, last, offsets, correlation_id)
+
+    def _ask(
+        self, connection: Connection, like: LastCommit, offsets: tuple[int, ...], correlation_id: int
+    ) -> Answer:
+        asked = like.asked
         image = self._cluster.image
-        offsets: list[OffsetToCommit] = []
+        wanted: list[OffsetToCommit] = []
         codes: list[ErrorCode | None] = []
+        following = iter(offsets)
         for key, rows in asked.topics:
             missing = ErrorCode.unknown_topic_or_partition
             if isinstance(key, str):
@@ -47,14 +89,15 @@ class ShortCommits:
                 topic = image.topic_by_id(key)
                 if topic is None:
                     missing = ErrorCode.unknown_topic_id
-            for index, offset, leader_epoch, metadata in rows:
+            for index, _, leader_epoch, metadata in rows:
+                offset = next(following)
                 if topic is None or not 0 <= index < len(topic.partitions):
                     codes.append(missing)
                     continue
                 codes.append(None)
-                offsets.append(OffsetToCommit(topic.name, index, offset, leader_epoch, metadata, topic.id))
-        reply = _Reply(connection, version, correlation_id, asked, codes)
-        if not offsets:
+                wanted.append(OffsetToCommit(topic.name, index, offset, leader_epoch, metadata, topic.id))
+        reply = _Reply(connection, correlation_id, like, codes)
+        if not wanted:
             reply.give(())
         else:
             try:
@@ -62,12 +105,12 @@ class ShortCommits:
                     asked.group_id,
                     Commit(
                         asked.group_id,
-                        tuple(offsets),
+                        tuple(wanted),
                         asked.member_id,
                         asked.generation,
                         asked.instance_id,
                         asked.retention_ms,
-                        version >= KNOWS_EPOCHS_FROM,
+                        like.version >= KNOWS_EPOCHS_FROM,
                     ),
                     reply,
                 )
@@ -79,21 +122,19 @@ class ShortCommits:
 class _Reply:
     """The place where the coordinator puts the outcome of a commit."""
 
-    __slots__ = ("_answer", "_asked", "_codes", "_connection", "_correlation_id", "_slot", "_version")
+    __slots__ = ("_answer", "_codes", "_connection", "_correlation_id", "_like", "_slot")
 
     def __init__(
         self,
         connection: Connection,
-        version: int,
         correlation_id: int,
-        asked: ShortCommit,
+        like: LastCommit,
         codes: list[ErrorCode | None],
     ) -> None:
         """`codes` has None for each partition that is to be committed."""
         self._connection = connection
-        self._version = version
         self._correlation_id = correlation_id
-        self._asked = asked
+        self._like = like
         self._codes = codes
         self._answer: bytes | None = None
         self._slot: AnswerSlot | None = None
@@ -116,11 +157,15 @@ class _Reply:
         self.give((error.code,) * self._codes.count(None))
 
     def give(self, errors: Sequence[ErrorCode]) -> None:
-        codes = errors
+        codes, like = errors, self._like
         if len(errors) != len(self._codes):
             following = iter(errors)
             codes = [next(following) if code is None else code for code in self._codes]
-        self._answer = answer = encode_commit(self._version, self._correlation_id, self._asked.topics, codes)
+        if any(codes):
+            answer = encode_commit(like.version, self._correlation_id, like.asked.topics, codes)
+        else:
+            answer = correlated(like.accepted, self._correlation_id)
+        self._answer = answer
         if self._slot is not None:
             self._connection.answer(self._slot, answer)
             self._connection.resume()

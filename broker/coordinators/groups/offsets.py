@@ -27,7 +27,7 @@ from broker.coordinators.groups.shard import (
 from broker.coordinators.machine import TransactionalProducer
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CommittedOffset, CoordinatorRecord, GroupRecord, OffsetRecord
-from protocol.work import Work, finish
+from protocol.work import Work
 
 INT64_MAX: Final = 2**63 - 1
 OFFSETS_PER_STEP: Final = 32
@@ -64,25 +64,34 @@ class Commit(NamedTuple):
             generation=self.generation,
             knows_epochs=self.knows_epochs,
         )
-        now = draft.now
-        expire_ms = -1 if self.retention_ms < 0 else min(now.wall_ms + self.retention_ms, INT64_MAX)
-        work = self._recording(shard, draft, expire_ms, check)
-        return work if len(self.offsets) >= OFFSETS_PER_STEP else finish(work)
+        expire_ms = -1
+        if self.retention_ms >= 0:
+            expire_ms = min(draft.now.wall_ms + self.retention_ms, INT64_MAX)
+        if len(self.offsets) >= OFFSETS_PER_STEP:
+            return self._recording(shard, draft, expire_ms, check)
+        errors = [_record_offset(shard, draft, self.group_id, one, expire_ms, check) for one in self.offsets]
+        return self._recorded(shard, draft, errors)
 
     def _recording(
         self, shard: GroupShard, draft: GroupDraft, expire_ms: int, check: Check | None
     ) -> Work[CommitDecision]:
-        now = draft.now
         errors = yield from _record_offsets(
             shard, draft, self.group_id, self.offsets, expire_ms=expire_ms, check=check
         )
+        return self._recorded(shard, draft, errors)
+
+    def _recorded(self, shard: GroupShard, draft: GroupDraft, errors: list[ErrorCode]) -> CommitDecision:
+        now = draft.now
+        shard.committed_offsets += len(draft.records)
         group = shard.groups.get(self.group_id)
-        if group is None and not draft.records:
-            # Its first commit begins a group even if nothing of it could be kept.
-            shard.ensure_group(self.group_id, now.wall_ms)
-        member = group.members.get(self.member_id) if group is not None else None
-        if group is not None and member is not None:
-            shard.restart_session(group, member, now)
+        if group is None:
+            if not draft.records:
+                # Its first commit begins a group even if nothing of it could be kept.
+                shard.ensure_group(self.group_id, now.wall_ms)
+        elif self.member_id:
+            member = group.members.get(self.member_id)
+            if member is not None:
+                shard.restart_session(group, member, now)
         return draft.decision(tuple(errors), soft=False)
 
 
@@ -183,6 +192,7 @@ class TxnCommit:
         errors = yield from _record_offsets(
             shard, draft, self.group_id, self.offsets, expire_ms=-1, check=check
         )
+        shard.committed_offsets += len(draft.records)
         if _group(shard, self.group_id) is None and not draft.records:
             shard.ensure_group(self.group_id, wall_ms)
         return draft.decision(tuple(errors), soft=False)
@@ -197,23 +207,32 @@ def _record_offsets(
     expire_ms: int,
     check: Check | None,
 ) -> Work[list[ErrorCode]]:
-    """Make a record of each offset that can be stored; return an error or none for each. Raise KafkaError for
-    one that may not be moved."""
+    """Record each of many offsets; return an error or none for each."""
     errors = []
     for at, offset in enumerate(offsets, 1):
         if at % OFFSETS_PER_STEP == 0:
             yield
-        metadata = offset.metadata or ""
-        is_long = _java_length(metadata) > shard.config.offset_metadata_max_bytes
-        if is_long or not is_storable(metadata):
-            errors.append(ErrorCode.offset_metadata_too_large)
-            continue
-        if check is not None:
-            check(offset.topic_id, offset.partition)
-        errors.append(ErrorCode.none)
-        draft.records.append(_offset_record(group_id, offset, draft.now.wall_ms, expire_ms))
-    shard.committed_offsets += len(draft.records)
+        errors.append(_record_offset(shard, draft, group_id, offset, expire_ms, check))
     return errors
+
+
+def _record_offset(
+    shard: GroupShard,
+    draft: GroupDraft,
+    group_id: str,
+    offset: OffsetToCommit,
+    expire_ms: int,
+    check: Check | None,
+) -> ErrorCode:
+    """Make a record of an offset if it can be stored; return why it cannot. Raise KafkaError if it may not be
+    moved."""
+    metadata = offset.metadata
+    if metadata and not _may_keep(metadata, shard.config.offset_metadata_max_bytes):
+        return ErrorCode.offset_metadata_too_large
+    if check is not None:
+        check(offset.topic_id, offset.partition)
+    draft.records.append(_offset_record(group_id, offset, draft.now.wall_ms, expire_ms))
+    return ErrorCode.none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +374,10 @@ def _offset_record(group_id: str, offset: OffsetToCommit, wall_ms: int, expire_m
         leader_epoch, topic_id = -1, None
     committed = CommittedOffset(moved_to, wall_ms, leader_epoch, metadata or "", expire_ms, topic_id)
     return OffsetRecord(group_id, topic, partition, committed)
+
+
+def _may_keep(metadata: str, longest: int) -> bool:
+    return _java_length(metadata) <= longest and is_storable(metadata)
 
 
 def _java_length(text: str) -> int:
