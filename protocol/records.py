@@ -669,7 +669,11 @@ _SIGNED_BYTES: Final = tuple(bytes((value << 1,)) for value in range(64))
 
 def _signed(value: int) -> bytes:
     """Return the signed varint of what is not negative."""
-    return _SIGNED_BYTES[value] if value < 64 else pack_uvarint(value << 1)
+    if value < 64:
+        return _SIGNED_BYTES[value]
+    if value < 8192:
+        return bytes((value << 1 & 0x7F | 0x80, value >> 6))
+    return pack_uvarint(value << 1)
 
 
 def _whole(

@@ -440,10 +440,25 @@ class AbstractLog(ABC):
         header = parse_header(batch)
         if not stores_as_built(self.config, header):
             return self.append_records(batch, leader_epoch=leader_epoch, now_ms=now_ms, origin="coordinator")
-        if self.offline is not None:
-            raise LogOffline(self.offline)
-        check_size(self.config, header)
-        appended = self._append_checked(batch, header, 0, leader_epoch, now_ms, NO_TIMESTAMP)
+        delta, timestamp = header.last_offset_delta, header.base_timestamp
+        first = self.append_plain(
+            memoryview(batch),
+            delta,
+            timestamp,
+            header.max_timestamp,
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+            leader_epoch,
+            now_ms,
+        )
+        if first >= 0:
+            appended = Appended(first, first + delta, NO_TIMESTAMP, self.log_start_offset, False)
+        else:
+            if self.offline is not None:
+                raise LogOffline(self.offline)
+            check_size(self.config, header)
+            appended = self._append_checked(batch, header, 0, leader_epoch, now_ms, NO_TIMESTAMP)
         self.flush_staged()
         return appended
 

@@ -105,8 +105,10 @@ class CoordinatorLog(Protocol):
         *,
         timeout_ms: int,
         expected_leader_epoch: int,
+        is_own: bool = False,
     ) -> Appended:
-        """Return once the batch is on every replica in sync; raise KafkaError otherwise."""
+        """Return once the batch is on every replica in sync; raise KafkaError otherwise. Nothing needs to be
+        checked again of one that `is_own`: it was built here just now."""
 
     async def append_all(
         self,
@@ -122,7 +124,7 @@ class CoordinatorLog(Protocol):
         Raise KafkaError where nothing was appended, or what was may be lost."""
 
     def stands_alone(self, topic: str, index: int) -> bool:
-        """Whether there is no other replica; raise KafkaError where there is none here either."""
+        """Whether there is a replica here and no other."""
 
     def append_alone(
         self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
@@ -603,10 +605,7 @@ class ReplicatedState(Generic[MachineT]):
             or pending.size > min(ALONE_BYTES_MAX, self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES)
         ):
             return False
-        try:
-            return self._partitions.stands_alone(self.topic, self.index)
-        except KafkaError:
-            return False
+        return self._partitions.stands_alone(self.topic, self.index)
 
     def _flush_short(self, *, goes_on: bool) -> None:
         """Append, apply and answer the next round, which `_is_short`; `goes_on` is whether a flush does."""
@@ -689,6 +688,7 @@ class ReplicatedState(Generic[MachineT]):
                     batch,
                     timeout_ms=self.config.append_timeout_ms,
                     expected_leader_epoch=self.leader_epoch,
+                    is_own=True,
                 )
             except KafkaError as error:
                 return self._append_failed(pending, error, is_partly_applied=applied > 0)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -230,7 +230,7 @@ class ReplicaManager:
                 partition.advance()
         return touched
 
-    def wake(self, touched: list[Partition]) -> None:
+    def wake(self, touched: Iterable[Partition]) -> None:
         """Wake followers after an append, and consumers if more is committed."""
         for partition in touched:
             if partition.replica_waiters:
@@ -258,27 +258,31 @@ class ReplicaManager:
         required_acks: int = -1,
         origin: Origin = "coordinator",
         expected_leader_epoch: int | None = None,
+        is_own: bool = False,
     ) -> Appended:
-        """Append a coordinator's batch; return when it is as safe as acks=all makes it."""
+        """Append a coordinator's batch; return when it is as safe as acks=all makes it. Nothing needs to be
+        checked again of one that `is_own`: it was built here just now."""
         partition = self.partition(topic, index)
         if expected_leader_epoch is not None and partition.leader_epoch != expected_leader_epoch:
             raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
         if required_acks == -1:
             partition.check_acks_all()
-        appended = partition.log.append_records(
-            batch,
-            leader_epoch=partition.leader_epoch,
-            now_ms=self._world.now_ms(),
-            origin=origin,
-        )
+        leader_epoch, now_ms = partition.leader_epoch, self._world.now_ms()
+        if is_own:
+            appended = partition.log.append_own(batch, leader_epoch=leader_epoch, now_ms=now_ms)
+        else:
+            appended = partition.log.append_records(
+                batch, leader_epoch=leader_epoch, now_ms=now_ms, origin=origin
+            )
         self._write_appended(partition)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
             await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
 
     def stands_alone(self, topic: str, index: int) -> bool:
-        """Whether a partition has no replica besides this one, so that `append_alone` may be asked."""
-        return self.partition(topic, index).stands_alone
+        """Whether a partition is led here and has no other replica, so that `append_alone` may be asked."""
+        partition = self._partitions.get((topic, index))
+        return partition is not None and partition.stands_alone and not partition.offline
 
     def append_alone(
         self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
@@ -288,11 +292,17 @@ class ReplicaManager:
         if partition.leader_epoch != expected_leader_epoch:
             raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
         partition.check_acks_all()
-        appended = partition.log.append_own(
-            batch, leader_epoch=partition.leader_epoch, now_ms=self._world.now_ms()
-        )
-        self._write_appended(partition)
-        if partition.log.high_watermark <= appended.last_offset:
+        log = partition.log
+        appended = log.append_own(batch, leader_epoch=partition.leader_epoch, now_ms=self._world.now_ms())
+        if partition.dirty:
+            # others have appended, and are answered with what this has written
+            self.wake(self.flush())
+        else:
+            partition.advance()
+            self.wake((partition,))
+        if partition.offline:
+            raise KafkaError(ErrorCode.kafka_storage_error)
+        if log.high_watermark <= appended.last_offset:
             raise KafkaError(ErrorCode.not_enough_replicas_after_append)
         return appended
 

@@ -31,6 +31,9 @@ from protocol.stored.schema import (
 )
 from protocol.work import Work, finish
 
+_new_tuple = tuple.__new__
+"""A named tuple of all its fields, in half the time."""
+
 
 class CommittedOffset(NamedTuple):
     """`record_offset` is where the record lies in its partition; it is not part of it."""
@@ -44,7 +47,7 @@ class CommittedOffset(NamedTuple):
     record_offset: int = -1
 
     def at(self, record_offset: int) -> CommittedOffset:
-        return CommittedOffset(*self[:-1], record_offset)
+        return _new_tuple(CommittedOffset, (*self[:-1], record_offset))
 
 
 class OffsetRecord(NamedTuple):
