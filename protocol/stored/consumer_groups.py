@@ -101,6 +101,10 @@ class CurrentAssignment:
     assigned: Owned = field(default_factory=lambda: NOTHING)
     revoking: Owned = field(default_factory=lambda: NOTHING)
 
+    def has_same(self, other: CurrentAssignment) -> bool:
+        """Whether it is known at once that both name the same partitions."""
+        return self.assigned is other.assigned and self.revoking is other.revoking
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRegex:
@@ -210,12 +214,13 @@ def packed_consumer_group(record: ConsumerGroupRecord) -> tuple[bytes, bytes | N
             out.append(len(owned) + 1)
             for topic_id, epochs in owned.items():
                 partitions = sorted(epochs)
-                numbers = Struct(f">B{len(partitions)}i")
+                count = len(partitions)
+                layout = f">B{count}i"
                 out += topic_id.bytes
-                out += numbers.pack(len(partitions) + 1, *partitions)
+                out += pack(layout, count + 1, *partitions)
                 out += b"\x01\x00"  # one tag: the epochs
-                write_uvarint(out, numbers.size)
-                out += numbers.pack(len(partitions) + 1, *(epochs[partition] for partition in partitions))
+                write_uvarint(out, 1 + 4 * count)
+                out += pack(layout, count + 1, *map(epochs.__getitem__, partitions))
     elif isinstance(record, TargetRecord):
         target = record.value
         if target is None or not _is_short(target):

@@ -233,7 +233,7 @@ class ConsumerGroup:
             return
         new = Member(member_id=member_id, metadata=metadata, current=self._currents.get(member_id, _NEW))
         self.members[member_id] = new
-        if old is not None and old.current is not new.current:
+        if old is not None and not old.current.has_same(new.current):
             self._disown(member_id, old.current)
             self._own(member_id, new.current)
         elif old is None:

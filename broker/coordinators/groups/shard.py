@@ -228,6 +228,13 @@ class GroupShard:
 
     def recount_consumer(self, before: Consumer | None, after: Consumer | None) -> None:
         """Count what a member holds now."""
+        if (
+            before is not None
+            and after is not None
+            and before.metadata is after.metadata
+            and before.current.has_same(after.current)
+        ):
+            return
         if before is not None:
             self.memory.take(before.metadata.client_host, -_consumer_bytes(before))
         if after is not None:

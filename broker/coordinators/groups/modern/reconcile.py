@@ -33,7 +33,8 @@ class Claim(NamedTuple):
 class _Parts(NamedTuple):
     """How the partitions of a member and of its target compare."""
 
-    kept: dict[UUID, dict[int, int]]
+    kept: Owned
+    """All of what it has, where nothing is to be revoked."""
     to_revoke: dict[UUID, dict[int, int]]
     free: dict[UUID, list[int]]
     """Of the target, what it may have at once."""
@@ -83,8 +84,10 @@ def next_assignment(
             revoking=parts.to_revoke,
         )
     assigned = parts.kept
-    for topic_id, partitions in parts.free.items():
-        assigned.setdefault(topic_id, {}).update(dict.fromkeys(partitions, target_epoch))
+    if parts.free:
+        assigned = dict(assigned)
+        for topic_id, partitions in parts.free.items():
+            assigned[topic_id] = {**assigned.get(topic_id, {}), **dict.fromkeys(partitions, target_epoch)}
     return CurrentAssignment(
         epoch=target_epoch,
         previous_epoch=member.current.epoch,
@@ -96,7 +99,9 @@ def next_assignment(
 def _compare(
     group: ConsumerGroup, current: CurrentAssignment, target: Target, subscribed: Collection[UUID]
 ) -> Work[_Parts]:
-    parts = _Parts({}, {}, {}, False)
+    all_kept: dict[UUID, Mapping[int, int]] = {}
+    to_revoke: dict[UUID, dict[int, int]] = {}
+    all_free: dict[UUID, list[int]] = {}
     has_unreleased = False
     count = 0
     owners = group.owners()
@@ -105,9 +110,9 @@ def _compare(
         has: Mapping[int, int] = current.assigned.get(topic_id, {})
         kept = {partition: epoch for partition, epoch in has.items() if partition in wanted}
         if kept:
-            parts.kept[topic_id] = kept
+            all_kept[topic_id] = kept
         if len(kept) < len(has):
-            parts.to_revoke[topic_id] = {
+            to_revoke[topic_id] = {
                 partition: epoch for partition, epoch in has.items() if partition not in wanted
             }
         if len(kept) < len(wanted):
@@ -116,12 +121,12 @@ def _compare(
             free = [partition for partition in missing if partition not in held or partition in own]
             has_unreleased = has_unreleased or len(free) < len(missing)
             if free:
-                parts.free[topic_id] = free
+                all_free[topic_id] = free
         count += len(wanted) + len(has) + _PARTITIONS_PER_STEP // _TOPICS_PER_STEP
         if count >= _PARTITIONS_PER_STEP:
             count = 0
             yield
-    return parts._replace(has_unreleased=has_unreleased)
+    return _Parts(all_kept if to_revoke else current.assigned, to_revoke, all_free, has_unreleased)
 
 
 def _without_unsubscribed(
