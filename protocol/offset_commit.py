@@ -1,7 +1,7 @@
 """Short OffsetCommits by hand: consumers send one each few seconds, all of them.
 
-Owns: reading a request of few partitions, also from what it has in common with an earlier one, and packing
-the response to it. Does not own: meaning, nor any other OffsetCommit, which the general codec reads.
+Owns: reading a request of few partitions, and packing the response to it. Does not own: meaning, nor any
+other OffsetCommit, which the general codec reads.
 Invariant: what is read and packed here is what the generated message types read and write (a property test
 holds the two together); whatever is not the plain case is left to them by None.
 """
@@ -17,7 +17,6 @@ from protocol.errors import MalformedRequest
 from protocol.primitives import (
     INT32,
     NO_TAGS,
-    Buffer,
     TopicKey,
     pack_count,
     pack_topic,
@@ -38,8 +37,6 @@ _LEADER_EPOCH: Final = 6
 _RETENTION: Final = range(2, 5)
 _RETENTION_MAX_MS: Final = 1 << 40
 _THROTTLE: Final = 3
-_CORRELATED_AT: Final = 4
-"""The correlation id in a request, after its API and version, and in a response, after its size."""
 
 _INT64: Final = Struct(">q")
 _PARTITION: Final = Struct(">iqi")
@@ -70,30 +67,6 @@ class ShortCommit(NamedTuple):
     @property
     def offsets(self) -> tuple[int, ...]:
         return tuple(row[1] for _, rows in self.topics for row in rows)
-
-
-class CommitShape:
-    """What the requests of a client have in common: all but the correlation id and the offsets."""
-
-    __slots__ = ("_common", "_read", "_size")
-
-    def __init__(self, frame: Buffer, asked: ShortCommit) -> None:
-        layout, at = [f">{_CORRELATED_AT}s{INT32.size}x"], _CORRELATED_AT + INT32.size
-        for place in asked.places:
-            layout.append(f"{place - at}sq")
-            at = place + _INT64.size
-        fields = Struct("".join((*layout, f"{len(frame) - at}s")))
-        self._read = fields.unpack
-        self._size = fields.size
-        found = self._read(frame)
-        self._common = (found[0], *found[1::2])
-
-    def read(self, frame: Buffer) -> tuple[int, ...] | None:
-        """Return the offsets of a request of this shape; None for any other."""
-        if len(frame) != self._size:
-            return None
-        found = self._read(frame)
-        return found[2::2] if (found[0], *found[1::2]) == self._common else None
 
 
 def parse_short_commit(frame: memoryview, at: int, version: int) -> ShortCommit | None:
@@ -213,10 +186,3 @@ def encode_commit(
     if version >= _THROTTLE:
         return _HEAD_THROTTLE.pack(len(body) + 8, correlation_id, 0) + body
     return _HEAD.pack(len(body) + 4, correlation_id) + body
-
-
-def correlated(response: bytes, correlation_id: int) -> bytes:
-    """Return the response with another correlation id."""
-    return b"".join(
-        (response[:_CORRELATED_AT], INT32.pack(correlation_id), response[_CORRELATED_AT + INT32.size :])
-    )

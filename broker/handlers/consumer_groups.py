@@ -11,16 +11,18 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from broker.coordinators.groups.consumer_group import count_of
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat
 from broker.coordinators.groups.modern.reconcile import Claim
-from broker.handlers.later import Later
+from broker.handlers.later import Again, Later
 from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
+from protocol.primitives import Buffer, read_text
 from protocol.work import Work, finish
 
 if TYPE_CHECKING:
@@ -69,7 +71,23 @@ class ConsumerGroupHandlers:
             work = self._command(ctx, request)
             if not _is_short(request):
                 return self._long_heartbeat(request.group_id, work)
-            return self._tell(request.group_id, finish(work))
+            command = finish(work)
+            if command.tells_nothing_new and command.member_epoch > 0:
+                ctx.again = Again(_epoch_places, partial(self._heartbeat_again, command))
+            return self._tell(request.group_id, command)
+        except KafkaError as error:
+            return _refused(error)
+
+    def _heartbeat_again(
+        self, command: ConsumerHeartbeat, said: tuple[int, ...]
+    ) -> Fields | Later[HeartbeatReply] | None:
+        """Answer a heartbeat like that one, from the same client; None for one that leaves or joins."""
+        (member_epoch,) = said
+        if member_epoch <= 0:
+            return None
+        self._check_on()
+        try:
+            return self._tell(command.group_id, command.in_epoch(member_epoch))
         except KafkaError as error:
             return _refused(error)
 
@@ -154,6 +172,14 @@ class ConsumerGroupHandlers:
             "error_message": None,
             "authorized_operations": operations,
         }
+
+
+def _epoch_places(frame: Buffer, body_at: int) -> tuple[int]:
+    """Return where a heartbeat has the epoch of its member: after the ids of the group and the member."""
+    view = memoryview(frame)
+    _, at = read_text(view, body_at, True)
+    _, at = read_text(view, at, True)
+    return (at,)
 
 
 def _refused(error: KafkaError) -> Fields:

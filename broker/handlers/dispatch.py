@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from broker.control.cluster import Cluster
 from broker.handlers.error_replies import error_reply, unsupported_api_versions
-from broker.handlers.later import Later
+from broker.handlers.later import REMEMBERED_BYTES_MAX, Again, Later
 from broker.handlers.places import Place, Places
 from broker.handlers.produce_repeat import ProduceMemo
 from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Frame
@@ -52,6 +52,7 @@ from protocol.messages import (
     is_short_response,
 )
 from protocol.primitives import copied
+from protocol.shapes import FrameShape
 from protocol.wire import RequestHead, parse_head
 from protocol.work import Work, finish, let_go
 
@@ -100,6 +101,8 @@ class Context:
     connection: Connection
     is_passed_on: bool = False
     """Whether another broker, which the client had asked, passed it on to this one as the controller."""
+    again: Again | None = None
+    """Set by a handler that need not read the next request if that is like this one."""
 
 
 Handler: TypeAlias = Callable[[Context, Any], "Fields | Awaitable[Fields] | Work[Fields] | Later[Any]"]
@@ -138,7 +141,7 @@ class ShortFrames(FrameHandler, Protocol):
 class Memo(ProduceMemo):
     """What is remembered of a connection's requests."""
 
-    __slots__ = ("holder", "last_commit", "last_fetch")
+    __slots__ = ("holder", "last_commit", "last_fetch", "last_heartbeat")
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,6 +151,17 @@ class Memo(ProduceMemo):
         """The business of `FetchFrames`; None where its `repeat` cannot take a request."""
         self.last_commit: object | None = None
         """The same for the `ShortFrames` of OffsetCommit."""
+        self.last_heartbeat: _Last | None = None
+        """The last ConsumerGroupHeartbeat, if one like it need not be read."""
+
+
+class _Last(NamedTuple):
+    """A request that may come again."""
+
+    shape: FrameShape
+    context: Context
+    request: object
+    again: Again
 
 
 class Dispatcher:
@@ -253,6 +267,10 @@ class Dispatcher:
             answer = self._repeat_short(connection, frame, api_key, correlation_id)
             if answer is not None:
                 return answer
+        elif api_key == Api.CONSUMER_GROUP_HEARTBEAT and connection.memo.last_heartbeat is not None:
+            answer = self._beat_again(connection.memo.last_heartbeat, frame, correlation_id)
+            if answer is not None:
+                return answer
         if api_key in PEER:
             self._check_peer(connection, api_key)
         if not is_supported(api_key, version):
@@ -287,7 +305,41 @@ class Dispatcher:
             slot = connection.slot()
             self._spawn(self._finish(context, request, self._forward(bytes(frame)), slot))
             return slot
-        return self._call(context, request)
+        answer = self._call(context, request)
+        if api_key == Api.CONSUMER_GROUP_HEARTBEAT:
+            self._remember(context, request, frame, head.body_at)
+        return answer
+
+    def _remember(self, context: Context, request: object, frame: Frame, body_at: int) -> None:
+        again, context.again = context.again, None
+        last = None
+        if again is not None and len(frame) <= REMEMBERED_BYTES_MAX:
+            shape = FrameShape(frame, again.places(frame, body_at), "i")
+            last = _Last(shape, context, request, again)
+        context.connection.memo.last_heartbeat = last
+
+    def _beat_again(self, last: _Last, frame: Frame, correlation_id: int) -> Answer:
+        """Answer a request like the last one; None for any other."""
+        found = last.shape.read(frame)
+        if found is None:
+            return None
+        self._write_first()
+        like = last.context
+        context = Context(
+            api_key=like.api_key,
+            api_version=like.api_version,
+            correlation_id=correlation_id,
+            client_id=like.client_id,
+            connection=like.connection,
+        )
+        try:
+            result = last.again.handle(found)
+            if result is None:
+                return None
+            self._counts[like.api_key] += 1
+            return self._answer_to(context, last.request, result)
+        except Exception as error:
+            return _answer_of(context.connection, finish(self._failed(context, last.request, error, [])))
 
     def _ask_short(self, short: ShortFrames, context: Context, frame: Frame, body_at: int) -> Answer:
         api_key, version = context.api_key, context.api_version
@@ -375,27 +427,37 @@ class Dispatcher:
         connection = context.connection
         try:
             result = self._handlers[context.api_key](context, request)
-            if isinstance(result, Later):
-                if not result.done():
-                    slot = connection.slot()
-                    result.then(partial(self._settled, context, request, result, slot))
-                    return slot
-                result = result.answer()
-            if isinstance(result, Mapping):
-                data = encode_response(context.api_key, context.api_version, context.correlation_id, result)
-                connection.unsent += len(data)
-                return data
-            later: Awaitable[Fields | Pieces]
-            if isinstance(result, Generator):
-                work = self._worked(context, result)
-                done = self._turns.begin(work)
-                if done is not None:
-                    return _answer_of(connection, done[0])
-                later = self._turns.go_on(work)
-            else:
-                later = result
+            return self._answer_to(context, request, result)
         except Exception as error:
             return _answer_of(connection, finish(self._failed(context, request, error, [])))
+
+    def _answer_to(
+        self,
+        context: Context,
+        request: object,
+        result: Fields | Awaitable[Fields] | Work[Fields] | Later[Any],
+    ) -> Answer:
+        """Return the answer that a handler has given, or a slot for it."""
+        connection = context.connection
+        if isinstance(result, Later):
+            if not result.done():
+                slot = connection.slot()
+                result.then(partial(self._settled, context, request, result, slot))
+                return slot
+            result = result.answer()
+        if isinstance(result, Mapping):
+            data = encode_response(context.api_key, context.api_version, context.correlation_id, result)
+            connection.unsent += len(data)
+            return data
+        later: Awaitable[Fields | Pieces]
+        if isinstance(result, Generator):
+            work = self._worked(context, result)
+            done = self._turns.begin(work)
+            if done is not None:
+                return _answer_of(connection, done[0])
+            later = self._turns.go_on(work)
+        else:
+            later = result
         slot = connection.slot()
         self._spawn(self._finish(context, request, later, slot))
         return slot

@@ -1,21 +1,26 @@
-"""An answer that a handler waits for without a task.
+"""An answer that a handler waits for without a task, and requests that are answered without being read.
 
-Owns: what becomes of the outcome of a command that a coordinator was told. Does not own: the coordinator, nor
-how an answer is encoded and sent (`broker.handlers.dispatch`).
+Owns: what becomes of the outcome of a command that a coordinator was told, and what a handler says of how to
+go on when its request comes again. Does not own: the coordinator, nor how requests are told apart and answers
+encoded and sent (`broker.handlers.dispatch`).
 Invariant: it is settled once; whoever wants to know of that hears of it once, now or then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from protocol.codec import Fields
 from protocol.errors import KafkaError
+from protocol.primitives import Buffer
 from protocol.work import Work
 
 T = TypeVar("T")
+
+REMEMBERED_BYTES_MAX: Final = 1024
+"""Of a request that is compared with the next: a client id alone may have 32 KB."""
 
 
 class Later(Generic[T]):
@@ -71,3 +76,12 @@ class Later(Generic[T]):
             self.then(lambda: None if settled.done() else settled.set_result(None))
             await settled
         return self.answer()
+
+
+class Again(NamedTuple):
+    """How a request is handled that is like one before it."""
+
+    places: Callable[[Buffer, int], Sequence[int]]
+    """Where in a frame, of which the body begins somewhere, are the 32 bits in which it may differ."""
+    handle: Callable[[tuple[int, ...]], Fields | Later[Any] | None]
+    """From what is there, what the handler would answer; None for what it is to read itself."""

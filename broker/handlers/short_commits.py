@@ -16,15 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from broker.coordinators.groups.offsets import Commit, OffsetToCommit
+from broker.handlers.later import REMEMBERED_BYTES_MAX
 from broker.net.connection import Answer, AnswerSlot, Connection
 from protocol.errors import ErrorCode, KafkaError
-from protocol.offset_commit import (
-    CommitShape,
-    ShortCommit,
-    correlated,
-    encode_commit,
-    parse_short_commit,
-)
+from protocol.offset_commit import ShortCommit, encode_commit, parse_short_commit
+from protocol.shapes import FrameShape, correlated
 
 if TYPE_CHECKING:
     from broker.control.cluster import Cluster
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
     from broker.net.connection import Frame
 
 KNOWS_EPOCHS_FROM: Final = 9
-_REMEMBERED_BYTES_MAX: Final = 1024
-"""A client id alone may have 32 KB."""
 
 
 class LastCommit:
@@ -44,7 +38,8 @@ class LastCommit:
     def __init__(self, version: int, asked: ShortCommit, frame: Frame) -> None:
         self.version = version
         self.asked = asked
-        self.shape = CommitShape(frame, asked) if len(frame) <= _REMEMBERED_BYTES_MAX else None
+        is_kept = len(frame) <= REMEMBERED_BYTES_MAX
+        self.shape = FrameShape(frame, asked.places, "q") if is_kept else None
         self.accepted = encode_commit(version, 0, asked.topics, (0,) * len(asked.places))
         """The answer where nothing is wrong."""
 

@@ -13,14 +13,13 @@ from protocol.errors import MalformedRequest
 from protocol.messages import codec, decode_request, encode_request, encode_response
 from protocol.offset_commit import (
     SHORT_ROWS_MAX,
-    CommitShape,
     Row,
     ShortCommit,
-    correlated,
     encode_commit,
     parse_short_commit,
 )
 from protocol.primitives import INT32
+from protocol.shapes import FrameShape, correlated
 from protocol.wire import parse_head
 
 VERSIONS = st.integers(2, 10)
@@ -128,7 +127,7 @@ def test_a_request_of_the_same_shape_is_read_as_if_it_were_the_first(
     frame = frame_of(version, fields)
     asked = parse_short_commit(memoryview(frame), parse_head(frame).body_at, version)
     assert asked is not None
-    shape = CommitShape(frame, asked)
+    shape = FrameShape(frame, asked.places, "q")
     assert shape.read(frame) == asked.offsets
     other = bytearray(frame)
     for place in (INT32.size, *asked.places):
@@ -158,7 +157,7 @@ def test_a_request_that_differs_in_anything_else_is_of_another_shape(
     at = data.draw(st.sampled_from([at for at in range(len(frame)) if at not in free]))
     other = bytearray(frame)
     other[at] ^= data.draw(st.integers(1, 255))
-    shape = CommitShape(frame, asked)
+    shape = FrameShape(frame, asked.places, "q")
     assert shape.read(other) is None
     assert shape.read(frame + b"\0") is None
     assert shape.read(frame[:-1]) is None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, TypedDict
+from typing import Final, NamedTuple, TypedDict
 from uuid import UUID
 
 from broker.coordinators.groups.consumer_group import (
@@ -78,8 +78,7 @@ class HeartbeatReply(TypedDict):
     """None when there is nothing new in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerHeartbeat:
+class ConsumerHeartbeat(NamedTuple):
     """What is None, or -1, is as the member said before."""
 
     group_id: str
@@ -108,6 +107,21 @@ class ConsumerHeartbeat:
             return draft.decision(_stepped(shard, group, member, member, draft), soft=False)
         return self._step(shard, group, member, draft)
 
+    @property
+    def tells_nothing_new(self) -> bool:
+        """Whether it says nothing of what its member wants."""
+        return (
+            self.topics is None
+            and self.regex is None
+            and self.rack_id is None
+            and self.assignor is None
+            and self.rebalance_timeout_ms == -1
+        )
+
+    def in_epoch(self, member_epoch: int) -> ConsumerHeartbeat:
+        group_id, member_id, _, *others = self
+        return ConsumerHeartbeat(group_id, member_id, member_epoch, *others)
+
     def steady_group(self, shard: GroupShard) -> ConsumerGroup | None:
         """Return its group if neither epoch nor target of that can change with it, but only what the member
         holds: it has nothing new to say, and is in the epoch in which it was left.
@@ -122,11 +136,7 @@ class ConsumerHeartbeat:
             or self.member_epoch <= 0
             or group.epoch > group.target_epoch
             or group.is_stale
-            or self.topics is not None
-            or self.regex is not None
-            or self.rack_id is not None
-            or self.assignor is not None
-            or self.rebalance_timeout_ms != -1
+            or not self.tells_nothing_new
             or self.client_id != metadata.client_id
             or self.client_host != metadata.client_host
             or metadata.classic is not None
@@ -367,11 +377,7 @@ def _updated(metadata: MemberMetadata, command: ConsumerHeartbeat) -> MemberMeta
     """Return the metadata with what is new; itself where nothing is."""
     timeout_ms = command.rebalance_timeout_ms
     if (
-        command.topics is None
-        and command.regex is None
-        and command.rack_id is None
-        and command.assignor is None
-        and timeout_ms == -1
+        command.tells_nothing_new
         and command.instance_id in (None, metadata.instance_id)
         and command.client_id == metadata.client_id
         and command.client_host == metadata.client_host
@@ -685,7 +691,7 @@ def reconcile(
     if current == member.current:
         return member
     draft.records.append(CurrentRecord(group_id=group.group_id, member_id=member.member_id, value=current))
-    return replace(member, current=current)
+    return Member(member_id=member.member_id, metadata=member.metadata, current=current)
 
 
 def _watch_revocation(

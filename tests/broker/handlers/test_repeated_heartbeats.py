@@ -1,0 +1,106 @@
+"""ConsumerGroupHeartbeats like the one before: answered as if they had been read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.handlers import consumer_groups
+from broker.server import Broker
+from protocol.apis import Api
+from protocol.errors import ErrorCode
+from tests.broker.raw_client import DEADLINE_S, RawClient, create_topic
+
+PADDING = b"\0"
+"""What follows a request is ignored, and makes it unlike the one before."""
+
+
+def heartbeat(epoch: int, **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "group_id": "g",
+        "member_id": "member",
+        "member_epoch": epoch,
+        "instance_id": None,
+        "rack_id": None,
+        "rebalance_timeout": -1,
+        "subscribed_topic_names": None,
+        "subscribed_topic_regex": None,
+        "server_assignor": None,
+        "topic_partitions": None,
+    }
+    return fields | changes
+
+
+JOIN: dict[str, Any] = {
+    "rebalance_timeout": 60_000,
+    "subscribed_topic_names": ["t"],
+    "topic_partitions": [],
+}
+
+
+async def ready(client: RawClient, broker: Broker) -> None:
+    await create_topic(broker, "t", 2)
+    async with asyncio.timeout(DEADLINE_S):
+        while (
+            (await client.call(Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["g"]))
+            .coordinators[0]
+            .error_code
+        ):
+            pass
+
+
+async def beat(client: RawClient, fields: dict[str, Any], padding: bytes = b"") -> tuple[Any, ...]:
+    frame = client.encode(Api.CONSUMER_GROUP_HEARTBEAT, 1, fields)[4:]
+    await client.send_frame(frame + padding)
+    answer = await client.receive_as(Api.CONSUMER_GROUP_HEARTBEAT, 1)
+    assert client.answered == client.correlation_id
+    return answer.error_code, answer.error_message, answer.member_epoch, answer.assignment
+
+
+@pytest.fixture
+def repeated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The epochs of heartbeats that were not read."""
+    found: list[int] = []
+    usual = consumer_groups.ConsumerGroupHandlers._heartbeat_again
+
+    def noting(self: Any, command: Any, said: tuple[int, ...]) -> Any:
+        found.extend(said)
+        return usual(self, command, said)
+
+    monkeypatch.setattr(consumer_groups.ConsumerGroupHandlers, "_heartbeat_again", noting)
+    return found
+
+
+async def test_one_like_the_last_is_answered_as_if_it_were_read(broker: Broker, repeated: list[int]) -> None:
+    async with await RawClient.open(broker) as client:
+        await ready(client, broker)
+        code, _, epoch, assignment = await beat(client, heartbeat(0, **JOIN))
+        assert (code, len(assignment.topic_partitions[0].partitions)) == (ErrorCode.none, 2)
+        first = await beat(client, heartbeat(epoch))
+        assert first == (ErrorCode.none, None, epoch, None)
+        assert repeated == []
+        assert await beat(client, heartbeat(epoch)) == first
+        assert repeated == [epoch]
+        for said in (epoch + 5, epoch, 1, -3, epoch):
+            short = await beat(client, heartbeat(said))
+            assert await beat(client, heartbeat(said), PADDING) == short
+        # a padded one is read, and is what the next is compared with
+        assert await beat(client, heartbeat(epoch)) == first
+        other = heartbeat(epoch, member_id="nobody")
+        assert (await beat(client, other))[0] is ErrorCode.unknown_member_id
+        assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.none
+
+
+async def test_one_that_leaves_or_joins_is_read(broker: Broker, repeated: list[int]) -> None:
+    async with await RawClient.open(broker) as client:
+        await ready(client, broker)
+        _, _, epoch, _ = await beat(client, heartbeat(0, **JOIN))
+        for _ in range(2):
+            assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.none
+        assert (await beat(client, heartbeat(0)))[0] is ErrorCode.invalid_request
+        assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.none
+        assert (await beat(client, heartbeat(-1)))[::2] == (ErrorCode.none, -1)
+        assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.unknown_member_id
+        assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.unknown_member_id
