@@ -11,7 +11,7 @@ then applied, then its replies are sent, in this order; what was refused raised 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
 
@@ -21,8 +21,7 @@ RecordT_co = TypeVar("RecordT_co", covariant=True)
 ResponseT_co = TypeVar("ResponseT_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision(Generic[RecordT_co, ResponseT_co]):
+class Decision(NamedTuple, Generic[RecordT_co, ResponseT_co]):
     """What a command leads to. Nothing of it is sent before its records are durable and applied."""
 
     records: tuple[RecordT_co, ...] = ()

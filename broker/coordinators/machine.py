@@ -41,6 +41,10 @@ class TransactionalProducer(NamedTuple):
     """What the log needs to begin the transaction."""
 
 
+_new_tuple = tuple.__new__
+"""A named tuple of all its fields, in half the time."""
+
+
 class DecisionDraft(Generic[RecordT]):
     """What a command has led to so far, and what it may look at besides the state: the time, and the token
     by which a later decision can answer it.
@@ -59,9 +63,7 @@ class DecisionDraft(Generic[RecordT]):
         self.replies.append((token, answer))
 
     def decision(self, response: ResponseT | None = None, *, soft: bool) -> Decision[RecordT, ResponseT]:
-        return Decision(
-            records=tuple(self.records), replies=tuple(self.replies), response=response, soft=soft
-        )
+        return _new_tuple(Decision, (tuple(self.records), response, tuple(self.replies), soft))
 
 
 class Share(NamedTuple):

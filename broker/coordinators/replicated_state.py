@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import GeneratorType
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from broker.coordinators.machine import Encoded, Instant, Machine, Share, TransactionalProducer, in_steps
 from broker.decisions import Decision
@@ -154,6 +154,7 @@ class _Tick:
 
 
 _TICK: Final = _Tick()
+_new_tuple = tuple.__new__
 _MARKERS: Final = ("markers",)
 """The scope of markers, which no command has."""
 
@@ -177,15 +178,9 @@ class Reply(Protocol[R_contra]):
 _Entry: TypeAlias = Asked[Any] | NewMarker | _Tick
 
 
-class _Touched(NamedTuple):
-    """What a command touches, and whose transaction its records are of."""
-
-    scope: Hashable | None = None
-    share: Share | None = None
-    producer: TransactionalProducer | None = None
-
-
-_ALL: Final = _Touched()
+_Touched: TypeAlias = "tuple[Hashable | None, Share | None, TransactionalProducer | None]"
+"""What a command touches: its scope, and the part of that; and whose transaction its records are of."""
+_ALL: Final[_Touched] = (None, None, None)
 
 
 @dataclass(slots=True)
@@ -381,7 +376,7 @@ class ReplicatedState(Generic[MachineT]):
         return self._is_flushing or self._begun is not None or bool(self._queue)
 
     def _now(self) -> Instant:
-        return Instant(int(self._loop.time() * 1000), self._now_ms())
+        return _new_tuple(Instant, (int(self._loop.time() * 1000), self._now_ms()))
 
     def _may_decide(self, command: _Entry) -> bool:
         """Whether nothing the command depends on is still on its way into the log."""
@@ -433,7 +428,8 @@ class ReplicatedState(Generic[MachineT]):
             return None
         if isinstance(command, _Tick):
             return self._deciding(machine, _ALL, token, self._ticking(machine))
-        touched = _Touched(machine.scope(command), machine.share(command), getattr(command, "producer", None))
+        touched = machine.scope(command), machine.share(command), getattr(command, "producer", None)
+        made: Any  # a cast is a call
         try:
             made = machine.decide(command, token, self._now())
         except KafkaError as error:
@@ -444,7 +440,7 @@ class ReplicatedState(Generic[MachineT]):
             return None
         if isinstance(made, GeneratorType):
             return self._deciding(machine, touched, token, made)
-        return self._decided(machine, touched, token, cast("Decision[Any, Any]", made))
+        return self._decided(machine, touched, token, made)
 
     def _ticking(self, machine: MachineT) -> Work[Decision[Any, Any]]:
         now = self._now()
@@ -482,11 +478,12 @@ class ReplicatedState(Generic[MachineT]):
             return self._answering(replies)
         encoded: list[Encoded] = []
         if len(decision.records) <= RECORDS_PER_STEP:
+            made: Any
             for record in decision.records:
                 made = machine.encode(record)
-                if isinstance(made, GeneratorType):
+                if made.__class__ is not tuple:
                     break
-                encoded.append(cast(Encoded, made))
+                encoded.append(made)
             else:
                 self._take(touched, decision, encoded, replies)
                 return None
@@ -550,7 +547,7 @@ class ReplicatedState(Generic[MachineT]):
             for refused, _ in replies:
                 self._fail(refused, KafkaError(coordinator_error(ErrorCode.message_too_large)))
             return
-        part = pending.part(touched.producer)
+        part = pending.part(touched[2])
         part.records += decision.records
         part.encoded += encoded
         part.replies += replies
@@ -602,7 +599,8 @@ class ReplicatedState(Generic[MachineT]):
             not part.is_plain
             or len(part.records) > RECORDS_PER_STEP
             or len(part.replies) > REPLIES_PER_STEP
-            or pending.size > min(ALONE_BYTES_MAX, self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES)
+            or pending.size > ALONE_BYTES_MAX
+            or pending.size > self.config.batch_bytes_max - BATCH_OVERHEAD_BYTES
         ):
             return False
         return self._partitions.stands_alone(self.topic, self.index)

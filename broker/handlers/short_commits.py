@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from broker.net.connection import Frame
 
 KNOWS_EPOCHS_FROM: Final = 9
+_new_tuple = tuple.__new__
+"""A named tuple of all its fields, in half the time."""
 
 
 class LastCommit:
@@ -90,7 +92,9 @@ class ShortCommits:
                     codes.append(missing)
                     continue
                 codes.append(None)
-                wanted.append(OffsetToCommit(topic.name, index, offset, leader_epoch, metadata, topic.id))
+                wanted.append(
+                    _new_tuple(OffsetToCommit, (topic.name, index, offset, leader_epoch, metadata, topic.id))
+                )
         reply = _Reply(connection, correlation_id, like, codes)
         if not wanted:
             reply.give(())

@@ -31,6 +31,8 @@ from protocol.work import Work
 
 INT64_MAX: Final = 2**63 - 1
 OFFSETS_PER_STEP: Final = 32
+_new_tuple = tuple.__new__
+"""A named tuple of all its fields, in half the time."""
 
 
 class OffsetToCommit(NamedTuple):
@@ -372,8 +374,10 @@ def _offset_record(group_id: str, offset: OffsetToCommit, wall_ms: int, expire_m
     if expire_ms >= 0:
         # The format that has an expiry has neither an epoch nor an id.
         leader_epoch, topic_id = -1, None
-    committed = CommittedOffset(moved_to, wall_ms, leader_epoch, metadata or "", expire_ms, topic_id)
-    return OffsetRecord(group_id, topic, partition, committed)
+    committed = _new_tuple(
+        CommittedOffset, (moved_to, wall_ms, leader_epoch, metadata or "", expire_ms, topic_id, -1)
+    )
+    return _new_tuple(OffsetRecord, (group_id, topic, partition, committed))
 
 
 def _may_keep(metadata: str, longest: int) -> bool:

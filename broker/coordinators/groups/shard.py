@@ -36,6 +36,8 @@ from protocol.stored.offsets import CoordinatorRecord
 from protocol.work import Work
 
 STRING_BYTES_MAX: Final = 2**15 - 1
+_STORABLE_LENGTH: Final = STRING_BYTES_MAX // 4
+"""Of a text that is short enough whatever is in it."""
 GROUP_BYTES: Final = 1 << 10
 """About what a group takes besides its members."""
 CONSUMER_GROUP_BYTES: Final = 3 << 10
@@ -316,9 +318,10 @@ def sync_key(group: Group) -> tuple[str, str, str]:
 
 def check_storable(*texts: str) -> None:
     """Refuse what the records cannot hold: newer requests may carry longer strings."""
-    if not all(map(is_storable, texts)):
-        raise KafkaError(ErrorCode.invalid_request, "a name is too long to be stored")
+    for text in texts:
+        if not is_storable(text):
+            raise KafkaError(ErrorCode.invalid_request, "a name is too long to be stored")
 
 
 def is_storable(text: str) -> bool:
-    return len(text) <= STRING_BYTES_MAX // 4 or len(text.encode()) <= STRING_BYTES_MAX
+    return len(text) <= _STORABLE_LENGTH or len(text.encode()) <= STRING_BYTES_MAX

@@ -68,6 +68,7 @@ REGEX_PAUSE_MS: Final = 10_000
 REGEX_REFRESH_MS: Final = 600_000
 """After this long they are looked through even if no topic was created."""
 _MEMBERS_PER_STEP: Final = 16
+_new_tuple = tuple.__new__
 
 
 class HeartbeatReply(TypedDict):
@@ -119,8 +120,7 @@ class ConsumerHeartbeat(NamedTuple):
         )
 
     def in_epoch(self, member_epoch: int) -> ConsumerHeartbeat:
-        group_id, member_id, _, *others = self
-        return ConsumerHeartbeat(group_id, member_id, member_epoch, *others)
+        return _new_tuple(ConsumerHeartbeat, (*self[:2], member_epoch, *self[3:]))
 
     def steady_group(self, shard: GroupShard) -> ConsumerGroup | None:
         """Return its group if neither epoch nor target of that can change with it, but only what the member

@@ -122,7 +122,8 @@ class ConsumerDriver(Driver):
     def ask_together(self, commands: list[ConsumerHeartbeat]) -> list[Any]:
         """Decide what the shell may before any of it is in the log; return the answers."""
         tokens: list[int] = []
-        kind, parts = None, set()
+        kind: str | None = None
+        parts: set[object] = set()
         held: list[tuple[int, Decision[Any, Any]]] = []
 
         def settle() -> None:
