@@ -427,7 +427,7 @@ class ReplicatedState(Generic[MachineT]):
             self._flush_soon()
             return None
         if isinstance(command, _Tick):
-            return self._deciding(machine, _ALL, token, self._ticking(machine))
+            return self._deciding(machine, command, _ALL, token, self._ticking(machine))
         touched = machine.scope(command), machine.share(command), getattr(command, "producer", None)
         made: Any  # a cast is a call
         try:
@@ -439,7 +439,7 @@ class ReplicatedState(Generic[MachineT]):
             self._decision_failed(machine, command, token, error)
             return None
         if isinstance(made, GeneratorType):
-            return self._deciding(machine, touched, token, made)
+            return self._deciding(machine, command, touched, token, made)
         return self._decided(machine, touched, token, made)
 
     def _ticking(self, machine: MachineT) -> Work[Decision[Any, Any]]:
@@ -451,7 +451,12 @@ class ReplicatedState(Generic[MachineT]):
         return decision
 
     def _deciding(
-        self, machine: MachineT, touched: _Touched, token: int, work: Work[Decision[Any, Any]]
+        self,
+        machine: MachineT,
+        command: _Entry,
+        touched: _Touched,
+        token: int,
+        work: Work[Decision[Any, Any]],
     ) -> Work[None]:
         try:
             decision = yield from work
