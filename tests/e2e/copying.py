@@ -35,7 +35,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.clusters import SETTLE_S
 from tests.compat.peers import ApacheKafka, unique, until
-from tests.compat.transactional import COMMITTED, read_to_end
+from tests.compat.transactional import COMMITTED, LATER, read_to_end
 from tests.e2e.copier import FATAL, HANGS, PATIENCE_S
 from tests.e2e.stock_load import IMPATIENT, Worker
 from tests.processes import ROOT
@@ -341,28 +341,38 @@ class Copying:
             case _:
                 raise AssertionError(kind)
 
-    def _check_nothing_is_open(self, topic: str) -> None:
+    def _ends(
+        self, topic: str, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[int, int]:
+        """The end of each partition, once its leader can tell: one that was just elected cannot."""
         admin = AdminClient({"bootstrap.servers": self.site.bootstrap})
+        asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in self.expected}
 
-        def ends(isolation: IsolationLevel) -> list[int]:
-            asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in self.expected}
+        def told() -> dict[int, int] | None:
             found = admin.list_offsets(asked, isolation_level=isolation)
-            return [future.result(timeout=SETTLE_S).offset for future in found.values()]
+            try:
+                return {
+                    where.partition: future.result(timeout=SETTLE_S).offset for where, future in found.items()
+                }
+            except KafkaException as error:
+                if error.args[0].code() not in LATER:
+                    raise
+                return None
 
+        ends = until(told, f"the ends of {topic}", timeout_s=SETTLE_S)
+        assert ends is not None
+        return ends
+
+    def _check_nothing_is_open(self, topic: str) -> None:
         until(
-            lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
+            lambda: self._ends(topic, IsolationLevel.READ_COMMITTED) == self._ends(topic),
             "no transaction to be open",
             timeout_s=SETTLE_S,
         )
 
     def _check_offsets(self, source: str, group: str) -> None:
         """The group has committed up to the last record of the input."""
-        admin = AdminClient({"bootstrap.servers": self.site.bootstrap})
-        asked = {TopicPartition(source, each): OffsetSpec.latest() for each in self.expected}
-        ends = {
-            where.partition: future.result(timeout=SETTLE_S).offset
-            for where, future in admin.list_offsets(asked).items()
-        }
+        admin, ends = AdminClient({"bootstrap.servers": self.site.bootstrap}), self._ends(source)
 
         def lags() -> set[int]:
             (future,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
