@@ -129,7 +129,8 @@ def commit(offset: int, topic: str = "t", group_id: str = "g", count: int = 1) -
 
 async def code_of(asked: Any) -> ErrorCode:
     with pytest.raises(KafkaError) as caught:
-        await asked
+        async with asyncio.timeout(10):
+            await asked
     return caught.value.code
 
 
