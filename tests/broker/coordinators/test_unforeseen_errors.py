@@ -209,7 +209,7 @@ async def test_deadlines_come_again_after_a_tick_that_broke(
         group_id="g",
         member_id="",
         new_member_id="m",
-        session_timeout_ms=50,
+        session_timeout_ms=300,
         rebalance_timeout_ms=20,
         protocol_type="consumer",
         protocols=(("range", subscription("t")),),
@@ -218,12 +218,12 @@ async def test_deadlines_come_again_after_a_tick_that_broke(
     reply = await state.ask(joined)
     generation = reply["generation_id"]
     await state.ask(Sync(group_id="g", member_id="m", generation=generation, assignments={"m": b"a"}))
+    machine = state.machine
     site.faults.ticks = 1
     await until(lambda: not site.faults.ticks)
-    assert state.status is Status.LOADING
     assert "Tick failed" in caplog.text
     await state.wait_settled()
-    assert list(state.machine.groups["g"].members) == ["m"]
+    assert state.machine is not machine
     await until(lambda: not state.machine.groups["g"].members)
 
 
