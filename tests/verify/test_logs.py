@@ -56,6 +56,9 @@ class WorldSource:
             raise Gone(key)
         return data[start : start + size]
 
+    def read_piece(self, key: str, start: int, size: int) -> memoryview:
+        return memoryview(self.read(key, start, size))
+
     def read_all(self, key: str, limit: int) -> bytes:
         data = self.read(key, 0, 1 << 62)
         if len(data) > limit:

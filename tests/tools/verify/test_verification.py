@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -16,6 +18,8 @@ from tools.verify import verification
 from tools.verify.core.outcome import Exit, Options, Outcome, Progress
 from tools.verify.core.stores import FileSource, Gone, SourceFailed
 from tools.verify.verification import plan, verify
+
+T = TypeVar("T")
 
 STORE_FAULTS = [
     "cold_says_another_topic",
@@ -120,10 +124,10 @@ def test_a_store_that_cannot_be_read_is_no_finding(tmp_path: Path) -> None:
 class Torn(FileSource):
     """A store that does not give some of its objects."""
 
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         if key.endswith(("3", "Q.log", "g.log")):
             raise SourceFailed(f"{key}: refused")
-        return super().read(key, start, size)
+        return super().opened(key, read)
 
 
 def test_objects_that_cannot_be_read_leave_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +144,10 @@ def test_objects_that_cannot_be_read_leave_no_gap(tmp_path: Path, monkeypatch: p
 class Going(FileSource):
     """A store whose brokers collect while it is verified: what was listed last of a stream is gone."""
 
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         if key.startswith("tier/") and key.endswith("Q.log"):
             raise Gone(key)
-        return super().read(key, start, size)
+        return super().opened(key, read)
 
 
 def test_what_goes_after_the_listing_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +182,13 @@ def test_an_object_of_the_wal_tier_goes_with_its_boundary_or_is_lost(
         assert has_the_first()
 
         class Collected(FileSource):
-            def read(self, name: str, start: int, size: int) -> bytes:
+            def opened(self, name: str, read: Callable[[int], T]) -> T:
                 if name == key:
                     if has_boundary:  # noqa: B023
                         (root / "store" / key).parent.joinpath("boundary").mkdir(exist_ok=True)
                         (root / "store" / key).parent.joinpath("boundary", key[-20:]).touch()
                     raise Gone(name)
-                return super().read(name, start, size)
+                return super().opened(name, read)
 
         monkeypatch.setattr(verification, "open_source", lambda url: Collected(url.removeprefix("file://")))
         found = [each for each in verify(options(root)).findings if each.code == "wal-gap"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 from crc32c import crc32c
@@ -19,6 +19,8 @@ from tools.verify.core.heads import Batch
 from tools.verify.core.log_reading import LogFacts, check_log
 from tools.verify.core.plan import LIMITLESS
 from tools.verify.core.stores import FileSource, Gone, SourceFailed, open_source
+
+T = TypeVar("T")
 
 
 def read(root: Path, log: Log, **more: tuple[int, int]) -> LogFacts:
@@ -277,11 +279,11 @@ def test_a_checkpoint_past_the_end_is_found(copied: Path, name: str) -> None:
 class Growing(FileSource):
     """A directory whose broker goes on."""
 
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         if key.endswith(".log") and key.startswith("plain"):
             with open(f"{self.root}/{key}", "ab") as file:
                 file.write(b"more")
-        return super().read(key, start, size)
+        return super().opened(key, read)
 
 
 def test_what_is_appended_later_is_not_read(copied: Path) -> None:
@@ -290,10 +292,10 @@ def test_what_is_appended_later_is_not_read(copied: Path) -> None:
 
 
 class Going(FileSource):
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         if key.endswith(".log"):
             raise Gone(key)
-        return super().read(key, start, size)
+        return super().opened(key, read)
 
 
 def test_a_segment_that_went_meanwhile_is_no_fault(copied: Path) -> None:
@@ -306,7 +308,7 @@ def test_a_segment_that_went_meanwhile_is_no_fault(copied: Path) -> None:
 
 
 class Failing(FileSource):
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         raise SourceFailed(key)
 
 

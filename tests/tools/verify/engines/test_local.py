@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tests.verify.stores import NOW_MS, build
 from tools.verify.core.facts import Fact, NotRead
@@ -19,6 +21,8 @@ from tools.verify.engines.engine import Judging
 from tools.verify.engines.local import DIED, LocalEngine
 from tools.verify.verification import Verification
 
+T = TypeVar("T")
+
 
 class Deadly(FileSource):
     """Kills whoever reads one of its objects, as a lack of memory does."""
@@ -26,10 +30,10 @@ class Deadly(FileSource):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return Deadly, (self.root, self.is_store)
 
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         if key.endswith("00002"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(key, start, size)
+        return super().opened(key, read)
 
 
 def tasks_of(root: Path, seed: int) -> list[Task]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,6 +20,8 @@ from tools.verify.core.stores import FileSource
 from tools.verify.engines.engine import Judging
 from tools.verify.engines.spark import SparkEngine
 from tools.verify.verification import Verification, verify
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.spark
 
@@ -57,12 +60,12 @@ class Mortal(FileSource):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return Mortal, (self.root, self.is_store)
 
-    def read(self, key: str, start: int, size: int) -> bytes:
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
         mark = Path(self.root).parent / "has-died"
         if key.endswith("00002") and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(key, start, size)
+        return super().opened(key, read)
 
 
 def test_a_worker_that_dies_half_way_costs_nothing(spark: Any, tmp_path: Path) -> None:
