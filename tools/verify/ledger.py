@@ -111,7 +111,7 @@ class Ledger:
         """Write what a task proved."""
         fresh = {unit.identity: unit for unit in units if unit.identity and unit.identity not in self._used}
         self._used |= fresh.keys()
-        self._write(_line(unit.identity, _lasting(unit.rows)) for unit in fresh.values())
+        self._write(_line(unit.identity, unit.rows) for unit in fresh.values())
 
     def close(self) -> None:
         """Make few pieces of many, without what is not listed any more."""
@@ -160,11 +160,6 @@ class Ledger:
 
 def _line(identity: str, rows: Iterable[Row]) -> str:
     return json.dumps([identity, [json_of(row) for row in rows]], separators=(",", ":"))
-
-
-def _lasting(rows: Iterable[Row]) -> list[Row]:
-    """Leave out what says what the reading took."""
-    return [row for row in rows if not (isinstance(row[2], Tally) and (row[2].requests or row[2].received))]
 
 
 def _index(path: Path) -> dict[str, Kept]:

@@ -100,6 +100,8 @@ _FIELDS: Final = np.dtype(
 )
 _ROW: Final = np.dtype((np.void, HEAD_SIZE))
 _UNSIGNED: Final = struct.Struct(">I")
+LITTLE: Final = 4096
+"""Bytes whose batches cost less one by one than the columns of their heads do."""
 STRIDE: Final = 32
 """Batches that are followed before those behind them are guessed."""
 FOLDED: Final = 4096
@@ -195,6 +197,10 @@ class RunScanner:
         start = 0
         rows: list[Column] = []
         positions: list[Column] = []
+        if len(view) <= LITTLE and len(self._rest) <= LITTLE and self._lost is None:
+            self._crc = crc32c(view, self._crc)
+            self._walk(self._rest + view if self._rest else view, at - len(self._rest))
+            return
         if self._rest or self._lost:
             whole = None if self._lost else self._straddling(view)
             if whole is None:
@@ -268,8 +274,8 @@ class RunScanner:
     # --- damage ---
 
     def _walk(self, data: Buffer, at: int, *, is_end: bool = False) -> None:
-        """Go batch by batch through bytes in which something is wrong. `at`: the position of `data`."""
-        self._fold()
+        """Go batch by batch through few bytes, or such in which something is wrong. `at`: the position of
+        `data`."""
         data = bytes(data)
         end = len(data)
         now = 0
@@ -284,6 +290,7 @@ class RunScanner:
                     break
                 self._lost = _Lost(at + now, at + now + 1)
             self._take(data, good, at)
+            self._fold()
             good = []
             lost = self._lost
             found, searched = self._search(data, lost.searched - at, lost.position - at)
@@ -318,7 +325,8 @@ class RunScanner:
                 if self._on_data is not None:
                     self._on_data(memoryview(data)[each : each + head(data, each).size], at + each)
             self._sound(np.ndarray((len(data) - HEAD_SIZE + 1,), _ROW, data, strides=(1,))[where], where + at)
-            self._fold()
+            if self._waiting_count >= FOLDED:
+                self._fold()
 
     def _search(self, data: bytes, start: int, lost: int) -> tuple[int | None, int]:
         """Where the next sound batch begins, and from where on it must be tried again with more bytes."""
@@ -465,9 +473,12 @@ class RunScanner:
         self._waiting.append((rows, positions))
         self._waiting_count += len(rows)
 
-    def _fold(self) -> None:
-        """Take the heads that wait; the last is held back."""
+    def _fold(self, *, is_end: bool = False) -> None:
+        """Take the heads that wait; the last is held back, but for the end."""
         if not self._waiting:
+            if is_end and self._held is not None:
+                held, self._held = self._held, None
+                self._ordered(_table(*held), -1)
             return
         rows, positions = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
         self._waiting, self._waiting_count = [], 0
@@ -475,8 +486,12 @@ class RunScanner:
         if self._held is not None:
             rows = np.concatenate((self._held[0], rows))
             positions = np.concatenate((self._held[1], positions))
-        self._held = rows[-1:], positions[-1:]
         table = _table(rows, positions)
+        if is_end:
+            self._held = None
+            self._ordered(table, -1)
+            return
+        self._held = rows[-1:], positions[-1:]
         self._held_end = max(self._facts.end, int(table.end[-1]))
         if len(rows) > 1:
             self._ordered(table.keep(slice(0, -1)), int(table.base[-1]))
@@ -530,10 +545,7 @@ class RunScanner:
         """All facts, once everything was fed."""
         if self._rest or self._lost:
             self._walk(self._rest, self._position + self._size - len(self._rest), is_end=True)
-        self._fold()
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._ordered(_table(*held), -1)
+        self._fold(is_end=True)
         facts = self._facts
         runs, producers, marks, digests = facts.finish()
         self._faults.sort(key=lambda fault: (fault.position, fault.code))

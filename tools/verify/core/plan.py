@@ -22,6 +22,8 @@ LIMITLESS: Final = 1 << 62
 WHOLE: Final = (0, LIMITLESS)
 READ_BYTES: Final = 8 << 20
 """Of one request."""
+UNIT_BYTES: Final = 256 << 10
+"""A smaller unit counts as so many: whatever else there is to do for it takes as long as reading them."""
 INDEX_OBJECTS: Final = 256
 """Tables that an index object of the WAL tier repeats, at most."""
 
@@ -187,6 +189,11 @@ def unit_place(unit: Unit) -> str:
     return f"{unit.directory}:{unit.name}" if isinstance(unit, LogUnit) else unit.name
 
 
+def weight_of(task: Task) -> int:
+    """Return how many bytes would take as long as the task does."""
+    return sum(max(unit.size, UNIT_BYTES) for unit in task.units)
+
+
 def requests_of(unit: Unit) -> int:
     """Return how many requests the reading of a unit takes at a store."""
     match unit:
@@ -208,21 +215,23 @@ class _Drafts:
         self._cluster_id = cluster_id
         self._size_max = size_max
         self._units: list[Unit] = []
-        self._size = 0
+        self._size = self._weight = 0
         self.done: list[Task] = []
 
     def add(self, unit: Unit) -> None:
-        if self._units and self._size + unit.size > self._size_max:
+        weight = max(unit.size, UNIT_BYTES)
+        if self._units and self._weight + weight > self._size_max:
             self.close()
         self._units.append(unit)
         self._size += unit.size
+        self._weight += weight
 
     def close(self) -> None:
         if self._units:
             units = tuple(self._units)
             self.done.append(Task(-1, self._kind, self._source, self._cluster_id, units, self._size))
         self._units = []
-        self._size = 0
+        self._size = self._weight = 0
 
 
 def cold_tasks(units: Iterable[ColdUnit], source: Source, cluster_id: str, size_max: int) -> list[Task]:
@@ -271,12 +280,15 @@ def wal_tasks(
 def _joined(tasks: Iterable[Task], size_max: int) -> list[Task]:
     """Put small tasks of neighbouring streams together."""
     found: list[Task] = []
+    weight = 0
     for task in tasks:
-        if found and found[-1].size + task.size <= size_max:
+        weight += weight_of(task)
+        if found and weight <= size_max:
             last = found[-1]
             found[-1] = last._replace(units=last.units + task.units, size=last.size + task.size)
         else:
             found.append(task)
+            weight = weight_of(task)
     return found
 
 
@@ -296,7 +308,7 @@ def log_tasks(units: Iterable[LogUnit], sources: Sequence[Source], size_max: int
 
 def numbered(tasks: Iterable[Task], choice: Choice = EVERYTHING) -> list[Task]:
     """Number the tasks, the largest first, so that no engine ends with a long one."""
-    ordered = sorted(tasks, key=lambda task: (-task.size, task.kind, unit_place(task.units[0])))
+    ordered = sorted(tasks, key=lambda task: (-weight_of(task), task.kind, unit_place(task.units[0])))
     return [task._replace(number=number, choice=choice) for number, task in enumerate(ordered)]
 
 

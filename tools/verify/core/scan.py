@@ -155,7 +155,9 @@ class ScannedUnit(NamedTuple):
 
 
 def scan(task: Task) -> Iterator[ScannedUnit]:
-    """Read a task, unit by unit."""
+    """Read a task, unit by unit; last comes what all of that took."""
+    counts = task.source.counts
+    before = counts.requests, counts.received
     tables: Tables = {}
     doubted: set[StreamKey] = set()
     done: list[tuple[WalUnit, ScannedUnit]] = []
@@ -171,21 +173,19 @@ def scan(task: Task) -> Iterator[ScannedUnit]:
         yield ScannedUnit(identity, rows)
     for unit, scanned in done:
         yield scanned._replace(identity="") if unit.stream in doubted else scanned
+    effort = Tally("", 0, 0, 0, counts.requests - before[0], counts.received - before[1])
+    yield ScannedUnit("", [(*GENERAL, effort)])
 
 
 def _rows_of(task: Task, unit: Unit, tables: Tables) -> list[Row]:
-    before = task.source.counts.requests, task.source.counts.received
     try:
-        rows = _scan_unit(task, unit, tables)
+        return _scan_unit(task, unit, tables)
     except SourceFailed as error:
-        rows = unread(unit, str(error))
+        return unread(unit, str(error))
     except Gone as error:
-        rows = _gone(unit, str(error))
+        return _gone(unit, str(error))
     except MemoryError:
-        rows = unread(unit, "it needs more memory than there is")
-    counts = task.source.counts
-    rows.append((*GENERAL, Tally("", 0, 0, 0, counts.requests - before[0], counts.received - before[1])))
-    return rows
+        return unread(unit, "it needs more memory than there is")
 
 
 def is_sound(rows: list[Row]) -> bool:
@@ -442,7 +442,7 @@ def _scan_object(task: Task, unit: WalUnit, tables: Tables) -> Iterator[Row]:
         code = WAL_SHORT if size < table.object_size else WAL_TAIL
         expected, actual = f"{table.object_size} bytes", f"{size} bytes"
         yield "", -1, Fault(code, key, min(size, table.object_size), -1, -1, expected, actual)
-    read = table.data_at
+    read, batches, records = table.data_at, 0, 0
     for each in table.slices:
         if task.choice.topics and each.topic_id not in task.choice.topics:
             continue
@@ -455,10 +455,13 @@ def _scan_object(task: Task, unit: WalUnit, tables: Tables) -> Iterator[Row]:
             scanner.feed(memoryview(first)[each.position : stop])
         else:
             feed_from(scanner, task.source, key, each.position, stop)
-        for fact in _slice_facts(unit, each, scanner.finish()):
+        scanned = scanner.finish()
+        for fact in _slice_facts(unit, each, scanned):
             yield each.topic_id, each.partition, fact
         read += each.size
-    yield "", -1, Tally(key, read, 0, 0)
+        batches += sum(run.batches for run in scanned.runs)
+        records += sum(run.records for run in scanned.runs)
+    yield "", -1, Tally(key, read, batches, records)
 
 
 def _table_of(task: Task, unit: WalUnit, first: bytes) -> tuple[WalTable, Fault | None]:
@@ -524,7 +527,6 @@ def _slice_facts(unit: WalUnit, told: WalSlice, scanned: Scanned) -> Iterator[Fa
         "wal", key, told.position, told.size, told.start, told.end, told.leader_epoch, told.epoch_start,
         told.log_start, unit.stream, unit.seq, is_bad or is_short,
     )  # fmt: skip
-    yield tally("", 0, scanned)
 
 
 def _scan_wal_index(task: Task, unit: WalIndexUnit, tables: Tables) -> Iterator[Row]:

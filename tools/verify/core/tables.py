@@ -25,6 +25,8 @@ ABORT: Final = 2
 
 FACTS_LIMIT: Final = 100_000
 """Of each kind, in one place: hostile bytes stay within memory."""
+FEW: Final = 12
+"""Batches that cost less one by one than the columns of a table do."""
 GAPS_SPLIT: Final = 256
 """So many holes between offsets end a run each; more are only noted in it."""
 SUM_MASK: Final = (1 << 63) - 1
@@ -76,6 +78,10 @@ class Facts:
 
     def add(self, table: Table, markers: Markers) -> None:
         """Take batches in order that lie behind those before; there is at least one."""
+        if len(table.base) <= FEW:
+            for row in zip(*(column.tolist() for column in table), strict=True):
+                self._add_one(*row, markers)
+            return
         self._add_runs(table)
         self._add_digests(table)
         flags = table.attributes & (TRANSACTIONAL | CONTROL)
@@ -94,6 +100,41 @@ class Facts:
         self._producers.sort(key=lambda run: (run.producer_id, run.first))
         digests = [Digest(self.place, *digest) for digest in self._digests]
         return runs, self._producers, self._marks, digests
+
+    def _add_one(
+        self,
+        position: int,
+        size: int,
+        base: int,
+        end: int,
+        epoch: int,
+        crc: int,
+        attributes: int,
+        max_timestamp: int,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        records: int,
+        markers: Markers,
+    ) -> None:
+        is_new = self._next_position != position or self._epoch != epoch
+        is_hole = base != self.end and not is_new
+        if is_hole and self._splits_left:
+            self._splits_left -= 1
+            is_new, is_hole = True, False
+        is_control = bool(attributes & CONTROL)
+        has_gaps = is_hole or records != end - base
+        counts = 1, max(records, 0), int(is_control)
+        self._take_run((position, size, base, end, epoch, *counts, max_timestamp, has_gaps), is_new=is_new)
+        self._next_position, self._epoch = position + size, epoch
+        mixed = _mix_one(base, size, epoch, crc)
+        self._take_digest((base >> BUCKET_BITS, base, end, 1, mixed & 0xFFFFFFFF, mixed >> 32))
+        if is_control or attributes & TRANSACTIONAL:
+            self._take_mark(position, producer_id, producer_epoch, base, markers, is_end=is_control)
+        if producer_id >= 0 and sequence >= 0 and not is_control:
+            last = sequence + end - base - 1 & SEQUENCE_MASK
+            self._take_sent((producer_id, producer_epoch, sequence, last, base, end, max_timestamp))
+        self.end = end
 
     def _add_runs(self, table: Table) -> None:
         position, base, end, epoch = table.position, table.base, table.end, table.epoch
@@ -125,21 +166,27 @@ class Facts:
             np.logical_or.reduceat(holes, starts).tolist(),
             strict=True,
         )
-        for at, row in enumerate(rows):
-            if at == 0 and not new[0] and self._runs:
-                run = self._runs[-1]
-                run[1] += row[1]
-                run[3] = row[3]
-                for field in (5, 6, 7):
-                    run[field] += row[field]
-                run[8] = max(run[8], row[8])
-                run[9] |= row[9]
-            elif len(self._runs) < FACTS_LIMIT:
-                self._runs.append(list(row))
-            else:
-                self.dropped += 1
+        is_new = bool(new[0])
+        for row in rows:
+            self._take_run(row, is_new=is_new)
+            is_new = True
         self._next_position = int(position[-1] + table.size[-1])
         self._epoch = int(epoch[-1])
+
+    def _take_run(self, row: tuple[int, ...], *, is_new: bool) -> None:
+        """Add to the last run, or take a new one."""
+        if not is_new and self._runs:
+            run = self._runs[-1]
+            run[1] += row[1]
+            run[3] = row[3]
+            for field in (5, 6, 7):
+                run[field] += row[field]
+            run[8] = max(run[8], row[8])
+            run[9] |= row[9]
+        elif len(self._runs) < FACTS_LIMIT:
+            self._runs.append(list(row))
+        else:
+            self.dropped += 1
 
     def _add_digests(self, table: Table) -> None:
         mixed = mix(table)
@@ -156,15 +203,18 @@ class Facts:
             strict=True,
         )
         for row in rows:
-            digest = self._digests[-1] if self._digests else None
-            if digest is not None and digest[0] == row[0]:
-                digest[2] = row[2]
-                for field in (3, 4, 5):
-                    digest[field] = digest[field] + row[field] & SUM_MASK
-            elif len(self._digests) < FACTS_LIMIT:
-                self._digests.append(list(row))
-            else:
-                self.dropped += 1
+            self._take_digest(row)
+
+    def _take_digest(self, row: tuple[int, ...]) -> None:
+        digest = self._digests[-1] if self._digests else None
+        if digest is not None and digest[0] == row[0]:
+            digest[2] = row[2]
+            for field in (3, 4, 5):
+                digest[field] = digest[field] + row[field] & SUM_MASK
+        elif len(self._digests) < FACTS_LIMIT:
+            self._digests.append(list(row))
+        else:
+            self.dropped += 1
 
     def _add_marks(self, table: Table, markers: Markers) -> None:
         is_control = table.attributes & CONTROL != 0
@@ -182,20 +232,26 @@ class Facts:
             strict=True,
         )
         for position, producer_id, epoch, offset, is_end in rows:
-            kind, coordinator_epoch = BEGIN, -1
-            if is_end:
-                kind, coordinator_epoch = markers.get(position, (-1, -1))
-                if kind not in (COMMIT, ABORT):
-                    continue
-                self._transactions.discard(producer_id)
-            elif producer_id in self._transactions:
-                continue
-            else:
-                self._transactions.add(producer_id)
-            if len(self._marks) < FACTS_LIMIT:
-                self._marks.append(Mark(self.place, producer_id, epoch, offset, kind, coordinator_epoch))
-            else:
-                self.dropped += 1
+            self._take_mark(position, producer_id, epoch, offset, markers, is_end=is_end)
+
+    def _take_mark(
+        self, position: int, producer_id: int, epoch: int, offset: int, markers: Markers, *, is_end: bool
+    ) -> None:
+        """Take a batch of a transaction, or the marker of its end."""
+        kind, coordinator_epoch = BEGIN, -1
+        if is_end:
+            kind, coordinator_epoch = markers.get(position, (-1, -1))
+            if kind not in (COMMIT, ABORT):
+                return
+            self._transactions.discard(producer_id)
+        elif producer_id in self._transactions:
+            return
+        else:
+            self._transactions.add(producer_id)
+        if len(self._marks) < FACTS_LIMIT:
+            self._marks.append(Mark(self.place, producer_id, epoch, offset, kind, coordinator_epoch))
+        else:
+            self.dropped += 1
 
     def _add_producers(self, table: Table) -> None:
         order = np.argsort(table.producer_id, kind="stable")
@@ -221,16 +277,20 @@ class Facts:
             strict=True,
         )
         for row in rows:
-            run = self._open.get(row[0])
-            if run is not None and run[1] == row[1] and row[2] == (run[3] + 1) & SEQUENCE_MASK:
-                run[3], run[5], run[6] = row[3], row[5], row[6]
-                continue
-            if run is not None:
-                self._close(run)
-            elif len(self._open) >= FACTS_LIMIT:
-                self.dropped += 1
-                continue
-            self._open[row[0]] = list(row)
+            self._take_sent(row)
+
+    def _take_sent(self, row: tuple[int, ...]) -> None:
+        """Add to what a producer sent last, or begin anew."""
+        run = self._open.get(row[0])
+        if run is not None and run[1] == row[1] and row[2] == (run[3] + 1) & SEQUENCE_MASK:
+            run[3], run[5], run[6] = row[3], row[5], row[6]
+            return
+        if run is not None:
+            self._close(run)
+        elif len(self._open) >= FACTS_LIMIT:
+            self.dropped += 1
+            return
+        self._open[row[0]] = list(row)
 
     def _close(self, run: list[int]) -> None:
         if len(self._producers) < FACTS_LIMIT:
@@ -254,3 +314,15 @@ def mix(table: Table) -> Column:
     mixed ^= mixed >> np.uint64(33)
     mixed *= np.uint64(0xC4CEB9FE1A85EC53)
     return mixed ^ (mixed >> np.uint64(33))
+
+
+def _mix_one(base: int, size: int, epoch: int, crc: int) -> int:
+    """What `mix` is of one batch."""
+    mixed = base * 0x9E3779B97F4A7C15 & _WORD ^ (size << 32 | crc)
+    mixed = mixed + (epoch & 0xFFFFFFFF) * 0xC2B2AE3D27D4EB4F & _WORD
+    mixed = (mixed ^ mixed >> 33) * 0xFF51AFD7ED558CCD & _WORD
+    mixed = (mixed ^ mixed >> 33) * 0xC4CEB9FE1A85EC53 & _WORD
+    return mixed ^ mixed >> 33
+
+
+_WORD: Final = (1 << 64) - 1

@@ -106,8 +106,15 @@ def test_facts_of_sound_bytes_do_not_depend_on_the_pieces(seed: int, pieces: int
     assert {d.bucket: (d.batches, d.low, d.high) for d in found.digests} == digest_of(data)
 
 
-@pytest.mark.parametrize("folded", [1, 7])
-def test_nor_on_how_many_heads_are_folded_at_once(folded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        *(("batches.FOLDED", value) for value in (1, 7)),
+        *(("batches.LITTLE", value) for value in (0, 1 << 20)),
+        *(("tables.FEW", value) for value in (0, 3, 1 << 20)),
+    ],
+)
+def test_nor_on_how_many_are_taken_at_once(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(20):
         parts = log(seed)
         data = bytearray(b"".join(parts))
@@ -115,7 +122,7 @@ def test_nor_on_how_many_heads_are_folded_at_once(folded: int, monkeypatch: pyte
         data[len(data) // 2] ^= 1
         found.append(scan(bytes(data), 3000))
         with monkeypatch.context() as patch:
-            patch.setattr(scanning, "FOLDED", folded)
+            patch.setattr(f"tools.verify.core.{limit}", value)
             assert scan(bytes(data), 3000) == found[1], seed
             assert scan(b"".join(parts), 3000) == found[0], seed
 

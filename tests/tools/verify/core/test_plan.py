@@ -12,6 +12,7 @@ from tools.verify.core.keys import StreamKey, tier_key, wal_key
 from tools.verify.core.plan import (
     INDEX_OBJECTS,
     LIMITLESS,
+    UNIT_BYTES,
     ColdUnit,
     LogUnit,
     Task,
@@ -24,6 +25,7 @@ from tools.verify.core.plan import (
     parts_of,
     requests_of,
     wal_tasks,
+    weight_of,
 )
 from tools.verify.core.stores import FileSource, Listed
 
@@ -48,6 +50,9 @@ def index(stream: StreamKey, seq: int) -> WalIndexUnit:
     return WalIndexUnit(stream, seq, Listed(key, 10, 5), (), False)
 
 
+PART = UNIT_BYTES // 8
+
+
 def units_of(tasks: list[Task]) -> list[Unit]:
     return [unit for task in tasks for unit in task.units]
 
@@ -58,17 +63,18 @@ def units_of(tasks: list[Task]) -> list[Unit]:
     seed=st.integers(0, 99),
 )
 def test_every_copy_is_in_one_task_of_bounded_size(sizes: list[int], limit: int, seed: int) -> None:
-    units = [cold(at % 3, at, size, 0) for at, size in enumerate(sizes)]
-    tasks = numbered(cold_tasks(units, SOURCE, "c", limit))
+    units = [cold(at % 3, at, size * PART, 0) for at, size in enumerate(sizes)]
+    tasks = numbered(cold_tasks(units, SOURCE, "c", limit * PART))
     assert sorted(map(str, units_of(tasks))) == sorted(map(str, units))
     for task in tasks:
         assert task.size == sum(unit.size for unit in task.units)
-        assert task.size <= limit or len(task.units) == 1
+        assert weight_of(task) == sum(max(unit.size, UNIT_BYTES) for unit in task.units)
+        assert weight_of(task) <= limit * PART or len(task.units) == 1
     assert [task.number for task in tasks] == list(range(len(tasks)))
-    assert [task.size for task in tasks] == sorted((task.size for task in tasks), reverse=True)
+    assert [weight_of(task) for task in tasks] == sorted(map(weight_of, tasks), reverse=True)
     shuffled = list(units)
     random.Random(seed).shuffle(shuffled)
-    assert numbered(cold_tasks(shuffled, SOURCE, "c", limit)) == tasks
+    assert numbered(cold_tasks(shuffled, SOURCE, "c", limit * PART)) == tasks
 
 
 @given(
@@ -83,7 +89,9 @@ def test_an_index_object_goes_with_every_task_that_has_an_object_of_it(
     keys = [StreamKey(node, 7, 0) for node in range(streams)]
     objects = {key: [wal(key, 20 * at, 10) for at in range(count)] for key in keys}
     indexes = {key: [index(key, at) for at in starts] for key in keys}
-    tasks = wal_tasks(objects, indexes, SOURCE, "c", limit)
+    tasks = wal_tasks(objects, indexes, SOURCE, "c", limit * PART)
+    for task in tasks:
+        assert sum(isinstance(unit, WalUnit) for unit in task.units) <= max(1, limit * PART // UNIT_BYTES)
     found = units_of(tasks)
     assert sorted(unit.name for unit in found if isinstance(unit, WalUnit)) == sorted(
         unit.name for key in keys for unit in objects[key]
