@@ -7,6 +7,7 @@ nobody knows: a bad option, a store that is away or a bug never looks like eithe
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -153,6 +155,7 @@ def verify(
     _need_extras(engine)
 
     def answer() -> int:
+        _settle()
         options = _options(
             store=store or "",
             data=tuple(map(str, data or [])),
@@ -170,6 +173,16 @@ def verify(
         return _tell_outcome(options, files, is_strict=strict)
 
     return _finished(answer)
+
+
+def _settle() -> None:
+    """Load what a verification is made of, for good: no thread for matrices, of which there are none, and
+    nothing of it is looked through for garbage again, here or in processes that are forked from this one."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.disable()
+    import_module("tools.verify.verification")
+    gc.freeze()
+    gc.enable()
 
 
 # --- options ---

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tools.verify.bootstrap import read_topic
 from tools.verify.core import price
 from tools.verify.core.contexts import make_contexts
 from tools.verify.core.data_view import log_units
@@ -66,7 +65,6 @@ from tools.verify.core.stores import Listed, Source, SourceFailed, open_source
 from tools.verify.core.told import Take, TopicReader
 from tools.verify.engines.engine import Engine, EngineFailed, Judging
 from tools.verify.ledger import Ledger
-from tools.verify.manifest.check import check_manifests
 from tools.verify.refining import refine
 
 U = TypeVar("U", ColdUnit, WalUnit, LogUnit)
@@ -246,6 +244,8 @@ class Verification:
                 )
                 for place in {*by_partition, *gone}
             }
+            from tools.verify.manifest.check import check_manifests
+
             noted = check_manifests(
                 self._options.manifests, self._sources(), snapshot.topic_ids(), damaged,
                 snapshot.in_sync_places(), self._wanted,
@@ -417,6 +417,8 @@ def _known(units: Iterable[ColdUnit]) -> list[ColdUnit]:
 
 
 def _cluster_reader(bootstrap: str) -> TopicReader:
+    from tools.verify.bootstrap import read_topic
+
     def read(topic: str, take: Take, starts: Mapping[int, int]) -> Mapping[int, int]:
         return read_topic(bootstrap, topic, take, starts).ends
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeVar
 from tidewal import FOLDER
 from tools.verify.core.facts import BatchRow, Fact, NotRead, Row
 from tools.verify.core.judge import Verdict
-from tools.verify.core.plan import Task
+from tools.verify.core.plan import Task, weight_of
 from tools.verify.core.scan import LookTask, ScannedUnit, look, scan, unread
 from tools.verify.engines.engine import DoneListener, Judging, Keeper
 
@@ -59,7 +60,7 @@ class LocalEngine:
                 keep(units)
             on_done(task)
 
-        is_small = sum(task.size for task in tasks) <= self._inline_bytes
+        is_small = sum(map(weight_of, tasks)) <= self._inline_bytes
         self._map(run_task, tasks, done, _not_read, is_small)
         return self._facts.pop(("", -1), [])
 
@@ -124,10 +125,7 @@ class LocalEngine:
 
     def _workers_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            context: Any = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([scan.__module__])
-            _begin_server()
-            self._pool = ProcessPoolExecutor(self._workers, context, initializer=_begin_worker)
+            self._pool = ProcessPoolExecutor(self._workers, _context(), initializer=gc.freeze)
         return self._pool
 
     def close(self) -> None:
@@ -148,6 +146,17 @@ def _timed(call: Callable[[I], O], task: I) -> tuple[O, float]:
     return call(task), time.process_time() - began
 
 
+def _context() -> Any:
+    """How workers start: as forks of this process, which has loaded all they need, unless another thread of
+    it may hold a lock just now. Then from a server, which costs as much as this process took to start."""
+    if threading.active_count() == 1:
+        return multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([scan.__module__])
+    _begin_server()
+    return context
+
+
 def _begin_server() -> None:
     """Start the process that workers are forked from. It loads modules before it is told this one's path, and
     so by the path of a Python that has just started: without the current folder, which may be anybody's."""
@@ -161,11 +170,6 @@ def _begin_server() -> None:
             os.environ.pop(name)
             if name in before:
                 os.environ[name] = before[name]
-
-
-def _begin_worker() -> None:
-    gc.collect()
-    gc.freeze()
 
 
 def _not_looked(task: LookTask) -> list[BatchRow | Fact]:
