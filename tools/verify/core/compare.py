@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tools.verify.core.facts import BUCKET_BITS, BatchRow, Digest, Run
@@ -108,7 +109,7 @@ def suspects(chains: Sequence[Chain]) -> list[Suspect]:
     for bucket, numbers in buckets.items():
         low, high = bucket << BUCKET_BITS, (bucket + 1) << BUCKET_BITS
         holders = [number for number, chain in enumerate(chains) if _meets(chain.ranges, low, high)]
-        if len(holders) < 2:
+        if len(holders) < 2 or not _overlap([chains[number].ranges for number in holders], low, high):
             continue
         values = {sums[number].get(bucket) for number in {*holders, *numbers}}
         if len(values) > 1:
@@ -118,6 +119,15 @@ def suspects(chains: Sequence[Chain]) -> list[Suspect]:
 
 def _meets(ranges: Sequence[Range], low: int, high: int) -> bool:
     return any(first < high and low < end for first, end in ranges)
+
+
+def _overlap(copies: Sequence[Sequence[Range]], low: int, high: int) -> bool:
+    """Whether an offset in [low, high) is in two of the copies, where one may begin as another ends."""
+    parts = sorted(
+        (max(first, low), min(end, high)) for ranges in copies for first, end in ranges
+        if first < high and low < end
+    )  # fmt: skip
+    return any(after[0] < before[1] for before, after in pairwise(parts))
 
 
 def _sums(digests: Iterable[Digest]) -> dict[int, Sum]:

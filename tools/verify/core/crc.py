@@ -74,6 +74,11 @@ def _tables() -> _Tables:
     )
 
 
+def prepare() -> None:
+    """Make the tables now, for processes that are forked from this one."""
+    _tables()
+
+
 def _apply(step: Column, values: Column) -> Column:
     out: Column = step[0][values & 255]
     for at in range(1, 4):

@@ -20,10 +20,12 @@ from multiprocessing import forkserver
 from typing import Any, Final, TypeVar
 
 from tidewal import FOLDER
+from tools.verify.core import crc
 from tools.verify.core.facts import BatchRow, Fact, NotRead, Row
 from tools.verify.core.judge import Verdict
 from tools.verify.core.plan import Task, weight_of
 from tools.verify.core.scan import LookTask, ScannedUnit, look, scan, unread
+from tools.verify.core.stores import allow_maps
 from tools.verify.engines.engine import DoneListener, Judging, Keeper
 
 I = TypeVar("I")  # noqa: E741
@@ -125,7 +127,7 @@ class LocalEngine:
 
     def _workers_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._workers, _context(), initializer=gc.freeze)
+            self._pool = ProcessPoolExecutor(self._workers, _context(), initializer=_begin_worker)
         return self._pool
 
     def close(self) -> None:
@@ -146,10 +148,16 @@ def _timed(call: Callable[[I], O], task: I) -> tuple[O, float]:
     return call(task), time.process_time() - began
 
 
+def _begin_worker() -> None:
+    gc.freeze()
+    allow_maps()
+
+
 def _context() -> Any:
     """How workers start: as forks of this process, which has loaded all they need, unless another thread of
     it may hold a lock just now. Then from a server, which costs as much as this process took to start."""
     if threading.active_count() == 1:
+        crc.prepare()
         return multiprocessing.get_context("fork")
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([scan.__module__])

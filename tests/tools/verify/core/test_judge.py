@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.verify.core.compare import compare
+from tools.verify.core.compare import Chain, compare, suspects
 from tools.verify.core.facts import (
     BUCKET_BITS,
     BatchRow,
@@ -492,3 +492,14 @@ def test_a_log_without_a_checkpoint_begins_with_its_first_segment() -> None:
         known = log._replace(log_start=first if first < 0 else -1, first=max(first, 0))
         made = History(batches, [slices, local], [known], extents={STREAM: Extent(0, 1)})
         assert [(each.code, each.first, each.end) for each in made.judged()[1]] == expected
+
+
+def test_copies_that_follow_each_other_are_not_compared() -> None:
+    """Their sums over the bucket in which one ends and the other begins say nothing of each other."""
+
+    def chain(name: str, first: int, end: int) -> Chain:
+        return Chain(name, 0, (), ((first, end),), (Digest(name, 0, first, end, 1, first, end),))
+
+    assert suspects([chain("cold 0", 0, 100), chain("local 0:t-0", 100, 300)]) == []
+    (suspect,) = suspects([chain("cold 0", 0, 101), chain("local 0:t-0", 100, 300)])
+    assert (suspect.first, suspect.end) == (0, 1 << BUCKET_BITS)
