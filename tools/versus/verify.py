@@ -78,6 +78,11 @@ class Pair:
         return self.whole.size / self.whole.ran.cpu_s
 
     @property
+    def start_s(self) -> float:
+        """CPU that does not grow with the bytes; nan where that is not known."""
+        return self.first.ran.cpu_s - self.first.size / self.marginal_rate
+
+    @property
     def marginal_rate(self) -> float:
         """That of what the first has not; nan where too little was read for a difference."""
         cpu_s = self.whole.ran.cpu_s - self.first.ran.cpu_s
@@ -86,7 +91,8 @@ class Pair:
     def told(self, raw_rate: float) -> str:
         ratio, marginal = self.rate / raw_rate, self.marginal_rate / raw_rate
         return (
-            f"{_mb(self.rate)} ({ratio:.2f} of raw), {_mb(self.marginal_rate)} marginal ({marginal:.2f}); "
+            f"{_mb(self.rate)} ({ratio:.2f} of raw), {_mb(self.marginal_rate)} marginal ({marginal:.2f}): "
+            f"{1e9 / self.marginal_rate:.2f} s CPU a GB and {self.start_s:.1f} s for the start; "
             f"{self.whole.ran.cpu_s:.1f} s CPU, {self.whole.ran.wall_s:.1f} s"
         )
 

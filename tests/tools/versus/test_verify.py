@@ -26,6 +26,7 @@ def verified(size: int, cpu_s: float) -> Verified:
 def test_what_a_start_costs_is_not_in_the_marginal_rate() -> None:
     pair = verify.Pair(first=verified(100, 10.0 + 1), whole=verified(400, 10.0 + 4))
     assert pair.marginal_rate == pytest.approx(100)
+    assert pair.start_s == pytest.approx(10)
     assert pair.rate == pytest.approx(400 / 14)
     assert math.isnan(verify.Pair(first=verified(1, 2.0), whole=verified(2, 2.0)).marginal_rate)
 

@@ -281,8 +281,10 @@ class _Judge:
 
     def _held(self, run: Run, lineage: Lineage) -> _Held:
         counting = tuple(lineage.counting(run.first, run.end, run.leader_epoch))
-        for first, end in without([(run.first, run.end)], [*counting, *self._damage]):
-            self._count("dead", first, end)
+        whole = run.first, run.end
+        if counting != (whole,):
+            for first, end in without([whole], [*counting, *self._damage]):
+                self._count("dead", first, end)
         tier, copy = tier_of(run.place)
         return _Held(run, tier, copy, counting)
 
@@ -482,8 +484,13 @@ def _should_hold(held: Sequence[_Held]) -> list[Range]:
     if not counting:
         return []
     whole = min(first for first, _ in counting), max(end for _, end in counting)
-    dead = [part for each in held for part in without([(each.run.first, each.run.end)], each.counting)]
-    return without([whole], dead)
+    dead = [
+        part
+        for each in held
+        if each.counting != ((each.run.first, each.run.end),)
+        for part in without([(each.run.first, each.run.end)], each.counting)
+    ]
+    return without([whole], dead) if dead else [whole]
 
 
 def _chain(

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -415,3 +416,21 @@ def test_a_path_is_a_data_directory() -> None:
     assert open_source("build/data") == FileSource("build/data", is_store=False)
     with pytest.raises(BadSourceUrl):
         open_source("ftp://x")
+
+
+@pytest.mark.parametrize("may_map", [False, True])
+def test_a_piece_is_what_a_read_gives_whether_it_is_copied_or_mapped(
+    may_map: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_may_map", may_map)
+    monkeypatch.setattr(stores, "MAP_BYTES", 1)
+    data = random.Random(1).randbytes(20_000)
+    (tmp_path / "a").write_bytes(data)
+    (tmp_path / "empty").touch()
+    for source in (FileSource(str(tmp_path)), FileSource(str(tmp_path), is_store=False)):
+        for start, size in ((0, 20_000), (0, 5), (4096, 4096), (4097, 9000), (15_000, 90_000), (20_000, 1)):
+            assert source.read_piece("a", start, size) == data[start : start + size], (start, size)
+        assert source.read_piece("a", 30_000, 10) == source.read_piece("empty", 0, 10) == b""
+        assert source.counts.received == 20_000 + 5 + 4096 + 9000 + 5000
+        with pytest.raises(Gone):
+            source.read_piece("b", 0, 10)
