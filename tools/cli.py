@@ -1,8 +1,8 @@
 """The entry point of `tidewal`: which command, and how every command ends.
 
-Owns exit codes and the one line on stderr. Does not own options and help (tools.commands); `tidewal broker`
-and `tidewal health`, plainly spelt, get by without loading them, and `tidewal kafka-script` takes the
-options of Kafka's scripts.
+Owns exit codes and the one line on stderr. Does not own options and help (tools.commands); `tidewal broker`,
+`tidewal health` and `tidewal verify`, plainly spelt, get by without loading them, and `tidewal kafka-script`
+takes the options of Kafka's scripts.
 Invariant: bad input ends with one clear line on stderr and a non-zero exit code, never with a trace.
 """
 
@@ -35,7 +35,8 @@ def run(arguments: list[str]) -> int:
         # a file name or a record may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = 0 if _run_plainly(arguments) else _run_any(arguments)
+        plainly = _run_plainly(arguments)
+        code = _run_any(arguments) if plainly is None else plainly
         sys.stdout.flush()
     except Failure as failure:
         complain(f"tidewal: {failure}")
@@ -57,27 +58,33 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run_plainly(arguments: list[str]) -> bool:
-    """Run a command that needs no typer; False when this is none, or not spelt out."""
+def _run_plainly(arguments: list[str]) -> int | None:
+    """Run a command that needs no typer; None when this is none, or not spelt out."""
     match arguments[:1]:
         case ["broker"]:
             broker = read_plainly(arguments[1:])
             if broker is not None:
                 run_broker(broker)
-                return True
+                return 0
         case ["health"]:
             from tools import health
 
             options = health.read_plainly(arguments[1:])
             if options is not None:
                 health.run_health(options)
-                return True
+                return 0
+        case ["verify"]:
+            from tools.verify import asked
+
+            question = asked.read_plainly(arguments[1:])
+            if question is not None:
+                return asked.answer(question)
         case ["kafka-script"]:
             from tools.kafka_scripts.command import run_script
 
             run_script(arguments[1:])
-            return True
-    return False
+            return 0
+    return None
 
 
 def _run_any(arguments: list[str]) -> int:

@@ -13,8 +13,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.processes import BrokerProcess
+from tools import cli
 from tools.cli import run
-from tools.verify import command, verification
+from tools.verify import asked, command, verification
 from tools.verify.core import stores
 from tools.verify.core.outcome import Options, Planned, PlannedPart
 from tools.verify.manifest.outcomes import Outcome
@@ -72,7 +73,7 @@ def test_what_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None if name == absent else find_spec("json"))
+    monkeypatch.setattr(asked, "find_spec", lambda name: None if name == absent else find_spec("json"))
     assert run(["verify", "--data", str(tmp_path), *arguments]) == 2
     assert capsys.readouterr().err == f"tidewal: {wanted}\n"
 
@@ -251,7 +252,7 @@ def test_the_plan_reads_little_and_tells_the_price(store: Path, capsys: pytest.C
 def test_a_plan_is_told_in_lines() -> None:
     part = PlannedPart("cold", 5, 10**9, 1000)
     planned = Planned((part,), 7, 5, 10**9, 1_001, 0.5, "2026-05-01", 3_000_000)
-    assert command.plan_lines(planned) == [
+    assert asked.plan_lines(planned) == [
         "to read: 5 objects and files, 1.0 GB, in 7 tasks",
         "requests: 1,001, about $0.50 at list prices of 2026-05-01",
         "proved before: 3.0 MB",
@@ -259,23 +260,48 @@ def test_a_plan_is_told_in_lines() -> None:
 
 
 def test_what_is_given_is_what_is_asked(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Options] = []
+    given: list[Options] = []
 
     def plan(options: Options) -> Planned:
-        asked.append(options)
+        given.append(options)
         return Planned((), 0, 0, 0, 0, 0.0, "")
 
     monkeypatch.setattr(verification, "plan", plan)
     line = f"--store file://{store} --data {tmp_path} --bootstrap h:1 --manifest {tmp_path} --topic a -t b"
     line += f" --engine spark --master local[3] --ledger {tmp_path}/new/ledger --sample 0.5 --plan"
-    monkeypatch.setattr(command, "find_spec", lambda name: find_spec("json"))
+    monkeypatch.setattr(asked, "find_spec", lambda name: find_spec("json"))
     monkeypatch.setenv("JAVA_HOME", "/java")
     assert run(["verify", *line.split()]) == 0
-    (told,) = asked
+    (told,) = given
     assert told.store == f"file://{store}" and told.data == told.manifests == (str(tmp_path),)
     assert (told.bootstrap, told.topics, told.engine, told.master) == ("h:1", ("a", "b"), "spark", "local[3]")
     assert (told.ledger, told.sample) == (f"{tmp_path}/new/ledger", 0.5)
     assert (tmp_path / "new" / "ledger").is_dir()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--data a --data b --store file:///c --bootstrap h:1 --topic t --topic u --manifest m",
+        "--data=a --json f --html=g --markdown h --repair-plan i --strict --ledger l",
+        "--store s3://b --engine spark --master local[2] --plan",
+        "--engine local",
+    ],
+)
+def test_what_is_spelt_out_is_read_without_typer_to_the_same(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[asked.Asked] = []
+    monkeypatch.setattr(command, "answer", found.append)
+    cli._run_any(["verify", *line.split()])
+    assert [asked.read_plainly(line.split())] == found
+
+
+def test_what_is_not_spelt_out_is_for_typer() -> None:
+    for line in ("--help", "--dat a", "-t a", "--json -", "--data", "--data=", "word", "--workers 2",
+                 "--sample 0.5", "--engine flink"):  # fmt: skip
+        assert asked.read_plainly(line.split()) is None, line
 
 
 # --- with keys that may only read ---

@@ -80,7 +80,7 @@ class Facts:
         """Take batches in order that lie behind those before; there is at least one."""
         if len(table.base) <= FEW:
             for row in zip(*(column.tolist() for column in table), strict=True):
-                self._add_one(*row, markers)
+                self._add_one(markers, *row)
             return
         self._add_runs(table)
         self._add_digests(table)
@@ -103,6 +103,7 @@ class Facts:
 
     def _add_one(
         self,
+        markers: Markers,
         position: int,
         size: int,
         base: int,
@@ -115,7 +116,6 @@ class Facts:
         producer_epoch: int,
         sequence: int,
         records: int,
-        markers: Markers,
     ) -> None:
         is_new = self._next_position != position or self._epoch != epoch
         is_hole = base != self.end and not is_new

@@ -46,6 +46,9 @@ class Held:
     def read(self, key: str, start: int, size: int) -> bytes:
         return self.read_all(key, 1 << 30)[start : start + size]
 
+    def read_piece(self, key: str, start: int, size: int) -> memoryview:
+        return memoryview(self.read(key, start, size))
+
     def read_all(self, key: str, limit: int) -> bytes:
         self.before_reading(key)
         if key not in self.objects:
