@@ -28,6 +28,11 @@ class Judging(NamedTuple):
         context = self.contexts.get(partition, self.other)
         return judge(*partition, context, self.extents, facts)  # type: ignore[arg-type]
 
+    def judge_all(self, facts: dict[tuple[str, int], list[Fact]]) -> list[Verdict]:
+        """Return the verdict of each partition that there is, in their order. Empties `facts` on its way."""
+        partitions = sorted({*facts, *self.contexts})
+        return [self.judge(partition, facts.pop(partition, ())) for partition in partitions]
+
 
 class EngineFailed(Exception):
     """The engine could not run what it was given. One line says why."""

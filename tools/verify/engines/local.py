@@ -7,9 +7,12 @@ a task that kills three workers is told as not read.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +35,7 @@ I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 
 TRIES_MAX: Final = 3
+PR_SET_PDEATHSIG: Final = 1
 INLINE_BYTES: Final = 32 << 20
 """Less than this is read by the process itself: it is done before a worker has started."""
 
@@ -67,8 +71,7 @@ class LocalEngine:
         return self._facts.pop(("", -1), [])
 
     def judge(self, judging: Judging) -> list[Verdict]:
-        partitions = sorted({*self._facts, *judging.contexts})
-        return [judging.judge(partition, self._facts.pop(partition, ())) for partition in partitions]
+        return judging.judge_all(self._facts)
 
     def look(self, tasks: Sequence[LookTask]) -> list[list[BatchRow | Fact]]:
         found: dict[int, list[BatchRow | Fact]] = {}
@@ -151,6 +154,17 @@ def _timed(call: Callable[[I], O], task: I) -> tuple[O, float]:
 def _begin_worker() -> None:
     gc.freeze()
     allow_maps()
+    _end_with_parent()
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the one that it was forked from: when that is killed, nobody else
+    tells it that there is no more work."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            os._exit(1)
 
 
 def _context() -> Any:

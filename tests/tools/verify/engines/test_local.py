@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +26,7 @@ from tools.verify.engines.local import DIED, LocalEngine
 from tools.verify.verification import Verification
 
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class Deadly(FileSource):
@@ -93,3 +98,51 @@ def test_a_task_that_kills_its_worker_is_not_read_and_costs_no_other(tmp_path: P
     assert dead
     assert {fact.why for fact in facts if isinstance(fact, NotRead)} == {DIED}
     assert sorted(told) == [task.number for task in tasks]
+
+
+class Endless(FileSource):
+    """Writes down who reads one of its objects, and never gives it."""
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return Endless, (self.root, self.is_store)
+
+    def opened(self, key: str, read: Callable[[int], T]) -> T:
+        with open(f"{self.root}/../readers", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        signal.pause()
+        raise AssertionError
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.tools.verify.engines.test_local import Endless, LocalEngine, tasks_of
+root = Path(sys.argv[1])
+source = Endless(f"{root}/store")
+tasks = [task._replace(source=source) for task in tasks_of(root, 29)]
+LocalEngine(2, inline_bytes=0).scan(tasks, (), lambda _: None, None)
+"""
+
+
+def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
+    root = tmp_path / "made"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(root)], cwd=ROOT) as process:
+        readers: set[int] = set()
+        deadline = time.monotonic() + 60
+        while len(readers) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            threading.Event().wait(0.02)
+            with contextlib.suppress(FileNotFoundError):
+                readers = {int(line) for line in (root / "readers").read_text().split()}
+        process.kill()
+    assert process.pid not in readers
+    deadline = time.monotonic() + 30
+    while any(is_running(each) for each in readers):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
