@@ -95,6 +95,22 @@ def test_cpu_counts_of_what_outlives_its_parent() -> None:
     assert found.cpu_s > 0.2
 
 
+FORGOTTEN = f"""
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if os.fork():
+    try:
+        os.wait()
+    except ChildProcessError:
+        os._exit(0)
+{SPEND}
+"""
+
+
+def test_cpu_counts_of_what_nobody_waits_for() -> None:
+    assert whole_cpu.run([sys.executable, "-c", FORGOTTEN]).cpu_s > 0.15
+
+
 def test_a_process_is_below_those_who_started_it() -> None:
     child = whole_cpu.start([sys.executable, "-c", "import signal; signal.pause()", "a-word-of-its-own"])
     try:

@@ -23,9 +23,9 @@ from crc32c import crc32c
 from tools.verify.core import crc as sums
 from tools.verify.core.facts import Digest, Fault, Mark, ProducerRun, Run
 from tools.verify.core.findings import Severity, declare
-from tools.verify.core.heads import FRAME, HEAD_SIZE, LENGTH, Batch, Buffer, head, is_sound, read_marker
+from tools.verify.core.heads import FRAME, HEAD, HEAD_SIZE, LENGTH, Batch, Buffer, head, is_sound, read_marker
 from tools.verify.core.records import BadRecords, count_records
-from tools.verify.core.tables import CONTROL, Facts, Markers, Table
+from tools.verify.core.tables import CONTROL, FEW, Facts, Markers, Table
 
 Column = npt.NDArray[Any]
 
@@ -486,15 +486,33 @@ class RunScanner:
         if self._held is not None:
             rows = np.concatenate((self._held[0], rows))
             positions = np.concatenate((self._held[1], positions))
-        table = _table(rows, positions)
         if is_end:
             self._held = None
-            self._ordered(table, -1)
+            is_alone = len(rows) <= FEW and self._on_table is None
+            if not (is_alone and self._take_few(rows, positions)):
+                self._ordered(_table(rows, positions), -1)
             return
+        table = _table(rows, positions)
         self._held = rows[-1:], positions[-1:]
         self._held_end = max(self._facts.end, int(table.end[-1]))
         if len(rows) > 1:
             self._ordered(table.keep(slice(0, -1)), int(table.base[-1]))
+
+    def _take_few(self, rows: Column, positions: Column) -> bool:
+        """Pass on batches one by one; False, and nothing is passed on, if any is out of order."""
+        found: list[tuple[int, ...]] = []
+        now = self._facts.end
+        for position, values in zip(positions.tolist(), HEAD.iter_unpack(rows.tobytes()), strict=True):
+            base, length, epoch, _, crc, attributes, delta, _, newest, *producer, count = values
+            end = base + delta + 1
+            if not (now <= base < end <= OFFSET_LIMIT and 0 <= count <= end - base):
+                return False
+            found.append(
+                (position, FRAME + length, base, end, epoch, crc, attributes, newest, *producer, count)
+            )
+            now = end
+        self._facts.add_few(found, self._markers)
+        return True
 
     def _ordered(self, table: Table, following: int) -> None:
         """Pass on what is in order. `following`: the base offset of the batch after these, or -1."""

@@ -7,6 +7,7 @@ the batches were divided into tables; of each kind at most FACTS_LIMIT are kept,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -79,8 +80,7 @@ class Facts:
     def add(self, table: Table, markers: Markers) -> None:
         """Take batches in order that lie behind those before; there is at least one."""
         if len(table.base) <= FEW:
-            for row in zip(*(column.tolist() for column in table), strict=True):
-                self._add_one(markers, *row)
+            self.add_few(zip(*(column.tolist() for column in table), strict=True), markers)
             return
         self._add_runs(table)
         self._add_digests(table)
@@ -91,6 +91,11 @@ class Facts:
         if len(sent):
             self._add_producers(table.keep(sent) if len(sent) < len(flags) else table)
         self.end = int(table.end[-1])
+
+    def add_few(self, rows: Iterable[Sequence[int]], markers: Markers) -> None:
+        """The same for rows of a table."""
+        for row in rows:
+            self._add_one(markers, *row)
 
     def finish(self) -> tuple[list[Run], list[ProducerRun], list[Mark], list[Digest]]:
         runs = [Run(self.place, *_nine(run), has_gaps=bool(run[9])) for run in self._runs]

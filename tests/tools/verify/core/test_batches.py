@@ -111,7 +111,7 @@ def test_facts_of_sound_bytes_do_not_depend_on_the_pieces(seed: int, pieces: int
     [
         *(("batches.FOLDED", value) for value in (1, 7)),
         *(("batches.LITTLE", value) for value in (0, 1 << 20)),
-        *(("tables.FEW", value) for value in (0, 3, 1 << 20)),
+        *((f"{module}.FEW", value) for module in ("tables", "batches") for value in (0, 3, 1 << 20)),
     ],
 )
 def test_nor_on_how_many_are_taken_at_once(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
