@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from tests.verify.stores import NOW_MS, build
 from tools.verify.core.facts import Fact, NotRead
 from tools.verify.core.judge import Verdict
@@ -62,12 +64,21 @@ def effortless(facts: list[Fact]) -> list[str]:
     return sorted(str(fact) for fact in facts if not hasattr(fact, "requests"))
 
 
-def test_processes_bring_what_one_brings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_threads", [False, True])
+def test_processes_bring_what_one_brings(has_threads: bool, tmp_path: Path) -> None:
+    """Forks of this one, or of a server where another thread may hold a lock."""
     tasks = tasks_of(tmp_path / "made", 29)
     assert len(tasks) > 5
     facts, verdicts, kept = scanned(LocalEngine(1), tasks)
     engine = LocalEngine(2, inline_bytes=0)
-    more_facts, more_verdicts, more_kept = scanned(engine, tasks)
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    if has_threads:
+        other.start()
+    try:
+        more_facts, more_verdicts, more_kept = scanned(engine, tasks)
+    finally:
+        done.set()
     assert engine.cpu_seconds > 0
     assert verdicts == more_verdicts
     assert verdicts
