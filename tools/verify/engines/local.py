@@ -130,7 +130,9 @@ class LocalEngine:
 
     def _workers_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._workers, _context(), initializer=_begin_worker)
+            self._pool = pool = ProcessPoolExecutor(self._workers, _context(), initializer=_begin_worker)
+            # A worker that was started just as another died was waited for without end by Python 3.11.
+            pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
         return self._pool
 
     def close(self) -> None:
