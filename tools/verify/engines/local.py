@@ -160,13 +160,19 @@ def _begin_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process with the one that it was forked from: when that is killed, nobody else
-    tells it that there is no more work."""
+    """End this process with the one whose work it does: when that is killed, nobody tells it that there is no
+    more. The kernel does it for one that was forked from that; a server lives as long as its workers do."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        parent = multiprocessing.parent_process()
-        if parent is not None and not parent.is_alive():
-            os._exit(1)
+    if sys.platform != "linux" or os.getppid() != parent.pid:
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _context() -> Any:

@@ -125,19 +125,22 @@ class Endless(FileSource):
 
 
 KILLED = """
-import sys
+import signal, sys, threading
 from pathlib import Path
 from tests.tools.verify.engines.test_local import Endless, LocalEngine, tasks_of
 root = Path(sys.argv[1])
 source = Endless(f"{root}/store")
 tasks = [task._replace(source=source) for task in tasks_of(root, 29)]
+if sys.argv[2:]:
+    threading.Thread(target=signal.pause, daemon=True).start()
 LocalEngine(2, inline_bytes=0).scan(tasks, (), lambda _: None, None)
 """
 
 
-def test_workers_end_with_the_process_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [[], ["threads"]])
+def test_workers_end_with_the_process_that_is_killed(threads: list[str], tmp_path: Path) -> None:
     root = tmp_path / "made"
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(root)], cwd=ROOT) as process:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(root), *threads], cwd=ROOT) as process:
         readers: set[int] = set()
         deadline = time.monotonic() + 60
         while len(readers) < 2:
