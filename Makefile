@@ -147,11 +147,15 @@ verify: setup ## what `make run` left in DATA, proved from its bytes, with Spark
 	@mkdir -p build && exec $(BIN)/tidewal verify \
 	  --engine $(if $(wildcard $(VENV)/.spark-$(SPARK_VERSION)),spark,local) --store "file://$(abspath $(DATA))/store" --data "$(abspath $(DATA))" $(ARGS)
 
-spark: $(VENV)/.spark-$(SPARK_VERSION) $(PEERS)/spark/.$(SPARK_VERSION) ## PySpark in the environment, its Kafka connector in .peers/spark/jars (Java 17, Maven; 0.5 GB)
+SPARK_CLASSES := $(VENV)/share/tidewal/spark-$(SPARK_VERSION).jsa
+spark: $(VENV)/.spark-$(SPARK_VERSION) $(PEERS)/spark/.$(SPARK_VERSION) $(SPARK_CLASSES) ## PySpark in the environment, its Kafka connector in .peers/spark/jars (Java 17, Maven; 0.6 GB)
 
 $(VENV)/.spark-$(SPARK_VERSION): $(VENV)/.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark]' 'pyspark==$(SPARK_VERSION)'
 	@touch $@
+
+$(SPARK_CLASSES): $(VENV)/.spark-$(SPARK_VERSION) # what its JVM loads at each start, as it is in memory
+	$(BIN)/python -m tools.spark_session
 
 $(PEERS)/spark/.$(SPARK_VERSION): tests/peers/spark/pom.xml
 	@command -v java >/dev/null && command -v mvn >/dev/null || { echo "make spark needs Java 17 and Maven" >&2; exit 1; }

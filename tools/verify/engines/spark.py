@@ -1,18 +1,20 @@
 """The engine of a Spark cluster: the same scans on executors, the same judges after one small shuffle.
 
 Owns the jobs, and what of their results goes where. Does not own the session (spark_session), scans or judges
-(core). Invariant: what moves between processes is facts, never bytes of logs; the driver holds verdicts and
-what is not about one partition; an executor that dies costs its tasks another try.
+(core). Invariant: what moves between processes is facts, never bytes of logs; the driver holds verdicts, what
+is not about one partition, and so many facts of partitions as are few; an executor that dies costs its tasks
+another try.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
-from tools.spark_session import NoSpark, open_session, there_is_a_session
+from tools.spark_session import NoSpark, is_running, open_context
 from tools.verify.core.facts import GENERAL, BatchRow, Fact, Row
 from tools.verify.core.judge import Verdict
 from tools.verify.core.plan import Task
@@ -24,9 +26,12 @@ T = TypeVar("T")
 FREEZES: Final = 2
 """In the first tasks of a worker: its daemon collects garbage after every task, and late imports come with
 the first."""
+FEW_ROWS: Final = 50_000
+"""Up to so many facts of partitions are judged by the driver, without a job and a shuffle for them."""
 KNOWN_ROWS: Final = 10_000
 """Of one partition of what the ledger has."""
 SETTINGS: Final = {"spark.driver.memory": "1g", "spark.task.maxFailures": "4"}
+LOCAL_SETTINGS: Final = {"spark.python.daemon.module": "tools.verify.engines.spark_daemon"}
 JOB_GROUP: Final = "tidewal-verify-scan"
 POLL_S: Final = 0.5
 WIDTH: Final = 4
@@ -35,18 +40,20 @@ WIDTH: Final = 4
 
 class SparkEngine:
     def __init__(self, master: str = "local[*]") -> None:
-        """Use the session that this process has, which stays, or one of its own."""
+        """Use the context that this process has, which stays, or one of its own."""
         self.cpu_seconds = 0.0
-        self._is_mine = not there_is_a_session()
+        self._is_mine = not is_running()
         try:
             # the JVM only hands on what Python made: code of it that is compiled further never pays here
             is_quick = master.startswith("local[") or master == "local"
-            self._spark = open_session(master, name="tidewal verify", settings=SETTINGS, is_quick=is_quick)
+            settings = {**SETTINGS, **(LOCAL_SETTINGS if master.startswith("local") else {})}
+            self._context = open_context(master, name="tidewal verify", settings=settings, is_quick=is_quick)
         except NoSpark as error:
             raise EngineFailed(f"{error}, or give --engine local") from None
-        self._context = self._spark.sparkContext
         self._scanned: Any = None
         self._rows: Any = None
+        self._facts: dict[tuple[str, int], list[Fact]] | None = None
+        """Of all partitions, where they were few."""
         self._wide = 1
 
     def scan(
@@ -58,10 +65,18 @@ class SparkEngine:
     ) -> list[Fact]:
         from pyspark import StorageLevel
 
+        rows_max = FEW_ROWS // max(1, len(tasks)) if keep is None else 0
         scanned = self._spread(tasks).mapPartitions(_scan_all).persist(StorageLevel.MEMORY_AND_DISK)
         self._scanned = scanned
-        found = self._do(lambda: self._told(scanned.map(_general_facts).collect, tasks, on_done))
-        general = [fact for facts in found for fact in facts]
+        firsts = scanned.map(lambda brought: _first_facts(brought, rows_max))
+        found = self._do(lambda: self._told(firsts.collect, tasks, on_done))
+        general = [fact for facts, _ in found for fact in facts]
+        few = [rows for _, rows in found if rows is not None]
+        if keep is None and len(few) == len(found):
+            self._facts = defaultdict(list)
+            for place, fact in chain.from_iterable(few):
+                self._facts[place].append(fact)
+            return general
         if keep is not None:
             for _, units, _ in scanned.toLocalIterator(prefetchPartitions=True):
                 keep(units)
@@ -109,6 +124,8 @@ class SparkEngine:
         return found[0]
 
     def judge(self, judging: Judging) -> list[Verdict]:
+        if self._facts is not None:
+            return judging.judge_all(self._facts)
         shared = self._context.broadcast(judging)
         parts = max(1, min(self._wide, WIDTH * self._context.defaultParallelism))
         grouped = self._rows.groupByKey(parts)
@@ -127,7 +144,7 @@ class SparkEngine:
 
     def close(self) -> None:
         if self._is_mine:
-            self._spark.stop()
+            self._context.stop()
         elif self._scanned is not None:
             self._scanned.unpersist()
 
@@ -150,6 +167,7 @@ def _one_line(error: Exception) -> str:
     return (told or lines or [type(error).__name__])[0][:500]
 
 
+PartitionRow = tuple[tuple[str, int], Fact]
 Brought = tuple[int, list[ScannedUnit], list[Fact]]
 """The number of a task, its units, and the facts among them that are not about one partition."""
 
@@ -161,11 +179,13 @@ def _scan_all(tasks: Iterable[Task]) -> Iterator[Brought]:
         _freeze()
 
 
-def _general_facts(brought: Brought) -> list[Fact]:
-    return brought[2]
+def _first_facts(brought: Brought, rows_max: int) -> tuple[list[Fact], list[PartitionRow] | None]:
+    """Return what the driver needs, and the other facts too if they are at most so many."""
+    rows = list(islice(_partition_rows(brought), rows_max + 1))
+    return brought[2], rows if len(rows) <= rows_max else None
 
 
-def _partition_rows(brought: Brought) -> Iterator[tuple[tuple[str, int], Fact]]:
+def _partition_rows(brought: Brought) -> Iterator[PartitionRow]:
     for unit in brought[1]:
         for topic_id, partition, fact in unit.rows:
             if (topic_id, partition) != GENERAL:

@@ -17,6 +17,7 @@ from tests.verify.stores import NOW_MS, build
 from tools.verify.core.outcome import Effort, Options, Outcome, Progress
 from tools.verify.core.snapshot import freeze
 from tools.verify.core.stores import FileSource
+from tools.verify.engines import spark as engine_of_spark
 from tools.verify.engines.engine import Judging
 from tools.verify.engines.spark import SparkEngine
 from tools.verify.verification import Verification, verify
@@ -35,9 +36,13 @@ def effortless(outcome: Outcome) -> Outcome:
     return replace(outcome, effort=Effort())
 
 
+@pytest.mark.parametrize("few", [0, engine_of_spark.FEW_ROWS])
 @pytest.mark.parametrize("seed", [29, None])
-def test_the_outcome_is_that_of_processes(spark: Any, seed: int | None, tmp_path: Path) -> None:
-    """Of a whole store, and of one with a few faults of many kinds."""
+def test_the_outcome_is_that_of_processes(
+    spark: Any, seed: int | None, few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a whole store, and of one with a few faults of many kinds; judged by executors or by the driver."""
+    monkeypatch.setattr(engine_of_spark, "FEW_ROWS", few)
     if seed is not None:
         build(seed, NOW_MS).write_to(tmp_path)
     else:
