@@ -209,14 +209,14 @@ async def test_a_long_produce_is_answered_as_a_short_one(broker: Broker, acks: i
 
 async def test_a_bomb_is_unpacked_elsewhere(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     await create_topic(broker, "t", cleanup_policy="compact")
-    produce = produce_of(broker)
-    offload, calls = produce._offload, []
+    appends = produce_of(broker)._appends
+    offload, calls = appends._offload, []
 
     async def counted(call: Any) -> Any:
         calls.append(call)
         return await offload(call)
 
-    monkeypatch.setattr(produce, "_offload", counted)
+    monkeypatch.setattr(appends, "_offload", counted)
     async with await RawClient.open(broker) as client:
         await client.produce("t", bytes(build_batch([(b"k", b"v", (), 1)], codec=4)))
         assert not calls
