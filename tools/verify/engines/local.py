@@ -1,8 +1,8 @@
 """The engine of one machine: plain processes.
 
 Owns the pool of workers, and the facts they bring. Does not own scans or judges (core). Invariant: as many
-tasks are under way as there are workers and as many again; a worker that dies costs its task another try, and
-a task that kills three workers is told as not read.
+loads of tasks are under way as there are workers and as many again; a worker that dies costs its tasks
+another try, and a task that kills three workers is told as not read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -31,13 +31,15 @@ from tools.verify.core.scan import LookTask, ScannedUnit, look, scan, unread
 from tools.verify.core.stores import allow_maps
 from tools.verify.engines.engine import DoneListener, Judging, Keeper
 
-I = TypeVar("I")  # noqa: E741
+I = TypeVar("I", Task, LookTask)  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 
 TRIES_MAX: Final = 3
 PR_SET_PDEATHSIG: Final = 1
 INLINE_BYTES: Final = 32 << 20
 """Less than this is read by the process itself: it is done before a worker has started."""
+LOAD_BYTES: Final = 4 << 20
+LOAD_TASKS: Final = 64
 
 
 class LocalEngine:
@@ -67,7 +69,7 @@ class LocalEngine:
             on_done(task)
 
         is_small = sum(map(weight_of, tasks)) <= self._inline_bytes
-        self._map(run_task, tasks, done, _not_read, is_small)
+        self._map(run_task, [[task] for task in tasks], done, _not_read, is_small)
         return self._facts.pop(("", -1), [])
 
     def judge(self, judging: Judging) -> list[Verdict]:
@@ -80,53 +82,54 @@ class LocalEngine:
             found[task.number] = rows
 
         is_small = sum(task.size for task in tasks) <= self._inline_bytes
-        self._map(look, tasks, done, _not_looked, is_small)
+        self._map(look, _loads(tasks), done, _not_looked, is_small)
         return [found[task.number] for task in tasks]
 
     def _map(
         self,
         call: Callable[[I], O],
-        tasks: Sequence[I],
+        loads: Sequence[Sequence[I]],
         done: Callable[[I, O], None],
         failed: Callable[[I], O],
         is_inline: bool,
     ) -> None:
-        if is_inline or (self._workers == 1 and len(tasks) == 1):
-            for task in tasks:
-                done(task, call(task))
+        if is_inline or (self._workers == 1 and len(loads) == 1):
+            for load in loads:
+                for task in load:
+                    done(task, call(task))
             return
-        left = list(reversed(tasks))
-        tries: dict[int, int] = defaultdict(int)
-        running: dict[Future[tuple[O, float]], I] = {}
-        while left or running:
-            # After a death each suspect runs alone, so that the next death names the guilty one.
-            suspected = [task for task in left if tries[id(task)]]
+        left = list(reversed(loads))
+        suspected: list[I] = []
+        """Under way at a death. Each runs alone, so that the next death names the guilty one."""
+        deaths: Counter[int] = Counter()
+        running: dict[Future[tuple[list[O], float]], Sequence[I]] = {}
+        while left or suspected or running:
             width = 1 if suspected else 2 * self._workers
-            while left and len(running) < width:
-                task = left.pop()
-                running[self._workers_pool().submit(_timed, call, task)] = task
+            while (left or suspected) and len(running) < width:
+                load = [suspected.pop()] if suspected else left.pop()
+                running[self._workers_pool().submit(_timed, call, load)] = load
             ready, _ = wait(running, return_when=FIRST_COMPLETED)
-            is_broken = False
+            dead: list[I] = []
             for each in ready:
-                task = running.pop(each)
+                load = running.pop(each)
                 try:
-                    result, seconds = each.result()
+                    results, seconds = each.result()
                 except BrokenProcessPool:
-                    is_broken = True
-                    tries[id(task)] += 1
-                    if tries[id(task)] < TRIES_MAX:
-                        left.append(task)
-                    else:
-                        done(task, failed(task))
+                    dead += load
                 else:
                     self.cpu_seconds += seconds
-                    done(task, result)
-            if is_broken:
-                for task in running.values():
-                    tries[id(task)] += 1
-                    left.append(task)
+                    for task, result in zip(load, results, strict=True):
+                        done(task, result)
+            if dead:
+                dead += (task for load in running.values() for task in load)
                 running.clear()
                 self.close()
+            for task in dead:
+                deaths[id(task)] += 1
+                if deaths[id(task)] < TRIES_MAX:
+                    suspected.append(task)
+                else:
+                    done(task, failed(task))
 
     def _workers_pool(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -148,9 +151,22 @@ def run_task(task: Task) -> list[ScannedUnit]:
     return list(scan(task))
 
 
-def _timed(call: Callable[[I], O], task: I) -> tuple[O, float]:
+def _loads(tasks: Iterable[LookTask]) -> list[list[LookTask]]:
+    """Return the tasks in rows that cross to a worker in one go: the way there costs more than most do."""
+    loads: list[list[LookTask]] = []
+    size = LOAD_BYTES
+    for task in tasks:
+        if size + task.size > LOAD_BYTES or len(loads[-1]) == LOAD_TASKS:
+            loads.append([])
+            size = 0
+        loads[-1].append(task)
+        size += task.size
+    return loads
+
+
+def _timed(call: Callable[[I], O], load: Sequence[I]) -> tuple[list[O], float]:
     began = time.process_time()
-    return call(task), time.process_time() - began
+    return [call(task) for task in load], time.process_time() - began
 
 
 def _begin_worker() -> None:
