@@ -752,6 +752,8 @@ class ReplicatedState(Generic[MachineT]):
                 continue
             for token, _ in part.replies:
                 self._fail(token, KafkaError(code, why.message))
+        if not self._is_run_by(machine):
+            return False  # closed while the last part was answered
         if parted is not None:
             self._reload(parted)
             return False

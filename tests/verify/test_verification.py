@@ -15,6 +15,7 @@ from tests.verify import deck
 from tests.verify.faults import plant
 from tests.verify.run import check_clean, check_damaged, options
 from tests.verify.stores import NOW_MS
+from tests.verify.world import STORE
 from tools.verify.verification import verify
 
 
@@ -61,6 +62,20 @@ def test_a_fault_of_a_manifest_is_named(name: str, tmp_path: Path) -> None:
             assert wrong == [], seed
             return
     pytest.fail("it is never planted")
+
+
+def test_objects_below_a_seal_are_missed_also_where_it_is_the_newest_in_the_store(tmp_path: Path) -> None:
+    for seed in range(100):
+        plan = plant(seed, NOW_MS, only={"wal_missing"}, count=1)
+        gone = {each.place for one in plan.planted for each in one.expected}
+        for life in plan.made.wal.streams:
+            if life.seal is not None and any(each.key in gone for each in life.objects):
+                plan.world.ages[f"{STORE}{life.seal.key}"] = 0
+                plan.world.write_to(tmp_path / "made")
+                outcome = verify(options(plan.world, tmp_path / "made"))
+                assert "wal-gap" in {each.code for each in outcome.findings}, seed
+                return
+    pytest.fail("none was sealed")
 
 
 def test_what_was_in_a_copy_without_its_data_is_told_once(tmp_path: Path) -> None:

@@ -21,14 +21,16 @@ from tools.verify.core.facts import Fact, Fault, NotChecked, NotRead, Row, Strea
 from tools.verify.core.findings import Counted, Finding
 from tools.verify.core.group_check import judge_commits, reached
 from tools.verify.core.judge import GAP, Verdict
-from tools.verify.core.keys import WalObject, parse_key, stream_prefix
+from tools.verify.core.keys import StreamKey, WalObject, parse_key
 from tools.verify.core.listing import (
     COLD_MISSING_DATA,
     UNKNOWN_KEY,
     Copies,
+    StreamListing,
     Streams,
     judge_copies,
     judge_streams,
+    missing_objects,
     wal_units,
 )
 from tools.verify.core.manifest_rules import LOSS, TORN
@@ -60,7 +62,7 @@ from tools.verify.core.plan import (
     wal_tasks,
 )
 from tools.verify.core.scan import unread as unread_rows
-from tools.verify.core.snapshot import Snapshot, boundaries_now, freeze
+from tools.verify.core.snapshot import Snapshot, freeze, streams_now
 from tools.verify.core.stores import Listed, Source, SourceFailed, open_source
 from tools.verify.core.told import Take, TopicReader
 from tools.verify.engines.engine import Engine, EngineFailed, Judging
@@ -373,25 +375,22 @@ class Verification:
         listing = snapshot.store.listing
         if listing is None or self.store is None:
             return Streams({}, [], [])
-        gone = {}
+        lacking = {stream for stream, each in listing.streams.items() if missing_objects(each)}
         for each in scans.gone:
             if isinstance(key := parse_key(each.place), WalObject):
-                gone[each.place] = key
+                listing.streams[key.stream].objects.pop(key.seq, None)
+                lacking.add(key.stream)
+        again: dict[StreamKey, StreamListing] = {}
         try:
-            prefixes = sorted({stream_prefix(key.stream) for key in gone.values()})
-            boundaries = boundaries_now(self.store, prefixes)
+            again = streams_now(self.store, lacking)
         except SourceFailed as error:
             scans.unread.append(Unread("wal/", str(error)))
-            boundaries = {}
-        for key in gone.values():
-            stream = listing.streams[key.stream]
-            stream.objects.pop(key.seq, None)
-            now = boundaries.get(stream_prefix(key.stream), -1)
-            if now >= 0:
-                stream.boundaries.setdefault(now, Listed("", 0, listing.newest_ms))
+        for stream, now in again.items():
+            for seq in now.boundaries:
+                listing.streams[stream].boundaries.setdefault(seq, Listed("", 0, listing.newest_ms))
         told = snapshot.told
         return judge_streams(
-            listing.streams, scans.streams, told.counting, snapshot.last_slot,
+            listing.streams, again, scans.streams, told.counting, snapshot.last_slot,
             listing.newest_ms, self._options.grace_ms,
         )  # fmt: skip
 

@@ -765,6 +765,39 @@ async def test_what_is_refused_of_a_transaction_fails_alone(
     assert offset_of(state, 1) == 6
 
 
+async def test_one_that_is_closed_while_a_round_is_answered_does_not_load_again(
+    disk: FakeLog, make: MakeState
+) -> None:
+    """A part of the round is in the log in half, so that the log would have to be read again."""
+    made = make(batch_bytes_max=2_000)
+    await made.wait_settled()
+
+    class Closing:
+        def done(self) -> bool:
+            return False
+
+        def set_result(self, result: object) -> None:
+            made.close()
+
+        def set_exception(self, exception: KafkaError) -> None:
+            raise AssertionError(exception)
+
+    long = tuple(OffsetToCommit("t", number, 1, metadata="m" * 400) for number in range(4))
+    split = TxnCommit(group_id="g", offsets=long, producer=TransactionalProducer(7, 0))
+    disk.refused = [None, ErrorCode.invalid_txn_state]
+    disk.gate.clear()
+    first = asyncio.create_task(made.ask(commit(1, group_id="other")))
+    await disk.appending.wait()
+    asked = asyncio.create_task(code_of(made.ask(split)))
+    await settle()
+    made.tell(commit(2, group_id="another"), Closing())
+    disk.gate.set()
+    await first
+    assert await asked is ErrorCode.not_coordinator
+    await settle()
+    assert made.status is Status.CLOSED
+
+
 async def test_after_a_marker_of_unknown_outcome_the_log_tells_what_counts(
     disk: FakeLog, state: ReplicatedState[GroupMachine]
 ) -> None:

@@ -314,6 +314,7 @@ def missing_objects(stream: StreamListing) -> tuple[int, ...]:
 
 def judge_streams(
     streams: Mapping[StreamKey, StreamListing],
+    again: Mapping[StreamKey, StreamListing],
     seen: Sequence[StreamObject],
     told: Mapping[StreamKey, frozenset[int]],
     last_slot: int,
@@ -322,9 +323,9 @@ def judge_streams(
 ) -> Streams:
     """Say which objects of each stream count.
 
-    `seen`: seals, and objects that cannot be read. `told`: objects that the topic about the tier said count,
-    both before and after the listing. `last_slot`: of the metadata log, -1 unknown. `newest_ms`: when the
-    newest object of the store was put.
+    `again`: what there was later of those that lacked objects. `seen`: seals, and objects that cannot be
+    read. `told`: objects that the topic about the tier said count, both before and after the listing.
+    `last_slot`: of the metadata log, -1 unknown. `newest_ms`: when the newest object of the store was put.
     """
     found = Streams({}, [], [])
     seals: dict[StreamKey, list[StreamObject]] = defaultdict(list)
@@ -338,8 +339,8 @@ def judge_streams(
     for stream in sorted({*streams, *told}):
         listing = streams.get(stream, StreamListing({}, {}, {}))
         _judge_stream(
-            found, stream, listing, seals[stream], bad[stream], told.get(stream, frozenset()),
-            last_slot, newest_ms, grace_ms,
+            found, stream, listing, again.get(stream), seals[stream], bad[stream],
+            told.get(stream, frozenset()), last_slot, newest_ms, grace_ms,
         )  # fmt: skip
     return found
 
@@ -348,6 +349,7 @@ def _judge_stream(
     found: Streams,
     stream: StreamKey,
     listing: StreamListing,
+    again: StreamListing | None,
     seals: Sequence[StreamObject],
     bad: set[int],
     told: frozenset[int],
@@ -367,17 +369,16 @@ def _judge_stream(
     there = sorted(seq for seq in listing.objects if seq >= low)
     wanted = sorted(seq for seq in told if seq >= low and (sealed_at is None or seq < sealed_at))
     end, lost = _end_of(there, wanted, low, sealed_at)
-    if sealed_at is not None and newest_ms - listing.objects[sealed_at].modified_ms <= grace_ms:
-        if lost:
-            found.counted.append(Counted("between-listings", amount=len(lost)))
-    else:
-        for first, last in _stretches(lost):
-            found.findings.append(
-                Finding(
-                    WAL_GAP, place=wal_key(stream, first), expected=f"objects {first} to {last}",
-                    actual="not there",
-                )
-            )  # fmt: skip
+    late = again.objects.keys() & set(lost) if again is not None else set()
+    if late:
+        found.counted.append(Counted("between-listings", amount=len(late)))
+    for first, last in _stretches([seq for seq in lost if seq not in late]):
+        found.findings.append(
+            Finding(
+                WAL_GAP, place=wal_key(stream, first), expected=f"objects {first} to {last}",
+                actual="not there",
+            )
+        )  # fmt: skip
     found.extents[stream] = Extent(low, end, tuple(sorted({*lost, *(bad & set(range(low, end)))})))
     _find_left_over(found, stream, listing, low, end, newest_ms, grace_ms)
 

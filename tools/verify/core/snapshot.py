@@ -8,7 +8,7 @@ leaves a disk for the store in between is seen twice rather than never.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tools.verify.core.data_view import DataView, judge_directories, view_directories
@@ -16,9 +16,9 @@ from tools.verify.core.facts import Fault
 from tools.verify.core.findings import Counted, Finding, Severity, declare
 from tools.verify.core.group_check import Committed, read_commits
 from tools.verify.core.judge import PartitionContext
-from tools.verify.core.keys import WAL, WalFloors, parse_key
+from tools.verify.core.keys import WAL, StreamKey, WalFloors, parse_key, stream_prefix
 from tools.verify.core.layouts import Floors, Malformed, decode_floors
-from tools.verify.core.listing import Listing, sort_out
+from tools.verify.core.listing import Listing, StreamListing, sort_out
 from tools.verify.core.meta import Meta, read_meta
 from tools.verify.core.meta_fold import State
 from tools.verify.core.outcome import Unchecked, Unread
@@ -229,10 +229,9 @@ def _read_floors(source: Source, listed: Listed, cluster_id: str, found: StoreVi
     found.floors.append(floors)
 
 
-def boundaries_now(source: Source, prefixes: Sequence[str]) -> dict[str, int]:
-    """Return the highest boundary of each stream by its prefix, as it is now."""
-    found = {}
-    for prefix in prefixes:
-        numbers = [int(each.key.rpartition("/")[2]) for each in source.list(f"{prefix}boundary/")]
-        found[prefix] = max(numbers, default=-1)
+def streams_now(source: Source, streams: Iterable[StreamKey]) -> dict[StreamKey, StreamListing]:
+    """Return what there is of these streams now, after the listing."""
+    found: dict[StreamKey, StreamListing] = {}
+    for stream in sorted(streams):
+        found |= sort_out(source.list(stream_prefix(stream))).streams
     return found
