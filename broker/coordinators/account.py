@@ -46,14 +46,15 @@ class MemoryAccount:
     def share(self) -> MemoryShare:
         return MemoryShare(self)
 
-    def may_take(self, host: str, size: int) -> bool:
-        """Whether so much more fits; if not, that is counted as refused."""
-        would_hold = self._hosts.get(address_of(host.removeprefix("/")), 0) + size
+    def may_take(self, host: str | None, size: int) -> bool:
+        """Whether so much more fits; if not, that is counted as refused. `host` is None where nobody knows
+        who brought what grows, because the log named it: those have no bound in common but that of all."""
         in_all = self.held_bytes + size
-        fits = would_hold <= self._host_bytes_max and (
-            in_all <= self._bytes_max - self._bytes_max // 4
-            or (in_all <= self._bytes_max and would_hold <= self._little_bytes)
-        )
+        fits = in_all <= self._bytes_max - self._bytes_max // 4
+        if host is not None:
+            would_hold = self._hosts.get(address_of(host.removeprefix("/")), 0) + size
+            has_little = in_all <= self._bytes_max and would_hold <= self._little_bytes
+            fits = would_hold <= self._host_bytes_max and (fits or has_little)
         self.refused += not fits
         return fits
 
@@ -77,7 +78,7 @@ class MemoryShare:
         self._hosts: dict[str, int] = {}
         self._is_released = False
 
-    def may_take(self, host: str, size: int) -> bool:
+    def may_take(self, host: str | None, size: int) -> bool:
         return self._account.may_take(host, size)
 
     def take(self, host: str, size: int) -> None:

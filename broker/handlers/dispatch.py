@@ -336,10 +336,11 @@ class Dispatcher:
             result = last.again.handle(found)
             if result is None:
                 return None
-            self._counts[like.api_key] += 1
-            return self._answer_to(context, last.request, result)
+            answer = self._answer_to(context, last.request, result)
         except Exception as error:
-            return _answer_of(context.connection, finish(self._failed(context, last.request, error, [])))
+            answer = _answer_of(context.connection, finish(self._failed(context, last.request, error, [])))
+        self._counts[like.api_key] += 1
+        return answer
 
     def _ask_short(self, short: ShortFrames, context: Context, frame: Frame, body_at: int) -> Answer:
         api_key, version = context.api_key, context.api_version

@@ -23,6 +23,7 @@ from broker.coordinators.groups.shard import (
     CONSUMER_KINDS,
     CONSUMER_REBALANCE,
     CONSUMER_SESSION,
+    FROM_LOG,
     NOBODY,
     ConsumerSettings,
     GroupCommand,
@@ -171,7 +172,7 @@ class GroupMachine(GroupShard):
         yield from classic.restore_members(self, draft)
         assert not draft.records and not draft.replies
         for group in list(self.consumers.values()):
-            self.count_consumers(group.group_id, NOBODY)
+            self.count_consumers(group.group_id, FROM_LOG)
             for resolved in group.regexes.values():
                 self.count_resolved(None, resolved)
             for at, member in enumerate(list(group.members.values()), 1):

@@ -44,6 +44,9 @@ CONSUMER_GROUP_BYTES: Final = 3 << 10
 """About what a group takes that the server assigns, besides its members."""
 NOBODY: Final = ""
 """The host to which is counted what belongs to no one client."""
+FROM_LOG: Final = "log"
+"""The host to which groups are counted that the log named. It is asked for nothing, so that their number does
+not use up what nobody may have."""
 EXPECTED_BYTES: Final = 512
 """About what a member takes that was given its id only, besides that."""
 _RESOLVED_BYTES: Final = 512

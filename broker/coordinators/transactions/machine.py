@@ -114,7 +114,7 @@ class TransactionMachine:
 
     def check_room(self, transactional_id: str, host: str | None, transaction: Transaction) -> None:
         if host is None:
-            host = self._hosts.get(transactional_id, _FROM_LOG)
+            host = self._hosts.get(transactional_id)
         before = self.transactions.get(transactional_id)
         more = held_bytes(transactional_id, transaction) - held_bytes(transactional_id, before)
         if more > 0 and not self.memory.may_take(host, more):

@@ -10,7 +10,7 @@ import pytest
 from broker.handlers import consumer_groups
 from broker.server import Broker
 from protocol.apis import Api
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from tests.broker.raw_client import DEADLINE_S, RawClient, create_topic
 
 PADDING = b"\0"
@@ -104,3 +104,20 @@ async def test_one_that_leaves_or_joins_is_read(broker: Broker, repeated: list[i
         assert (await beat(client, heartbeat(-1)))[::2] == (ErrorCode.none, -1)
         assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.unknown_member_id
         assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.unknown_member_id
+
+
+async def test_one_that_is_refused_is_counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was read, also where the protocol was turned off meanwhile."""
+
+    def refuse(self: object) -> None:
+        raise KafkaError(ErrorCode.unsupported_version)
+
+    counts = broker.components.counters.requests
+    async with await RawClient.open(broker) as client:
+        await ready(client, broker)
+        _, _, epoch, _ = await beat(client, heartbeat(0, **JOIN))
+        await beat(client, heartbeat(epoch))
+        monkeypatch.setattr(consumer_groups.ConsumerGroupHandlers, "_check_on", refuse)
+        before = counts[Api.CONSUMER_GROUP_HEARTBEAT]
+        assert (await beat(client, heartbeat(epoch)))[0] is ErrorCode.unsupported_version
+        assert counts[Api.CONSUMER_GROUP_HEARTBEAT] == before + 1

@@ -560,6 +560,16 @@ def test_ids_of_one_host_leave_room_for_others() -> None:
     assert driver.memory.held_bytes <= 100_000
 
 
+def test_producers_that_the_log_named_go_on_however_many_they_are() -> None:
+    driver = Driver(memory=MemoryAccount(bytes_max=100_000, host_bytes_max=10_000))
+    for number in range(30):
+        assert isinstance(driver.init(transactional_id=str(number), host=str(number % 5)), Producer)
+    me = driver.begin(host="me")
+    driver.crash()
+    assert driver.add(me, ("t", 0)) is NONE
+    assert driver.add(me, *(("t", index) for index in range(2_000))) is ErrorCode.coordinator_not_available
+
+
 def test_a_transaction_takes_no_more_partitions_than_there_is_room_for() -> None:
     driver = Driver(memory=MemoryAccount(bytes_max=10_000, host_bytes_max=10_000))
     me = driver.begin(host="a")

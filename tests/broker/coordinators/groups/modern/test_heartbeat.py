@@ -572,6 +572,16 @@ def test_topics_of_an_expression_there_is_no_room_for_are_not_kept() -> None:
     assert 1 <= sum(looks) <= 2, "it is tried again, but not with every heartbeat"
 
 
+def test_groups_that_the_log_named_leave_room_for_topics_of_expressions() -> None:
+    d = ConsumerDriver(memory=MemoryAccount(host_bytes_max=3 * CONSUMER_GROUP_BYTES))
+    d.create("t1", 1)
+    for number in range(9):
+        assert isinstance(d.join(group_id=f"g{number}", client_host=f"/10.0.0.{number // 2}"), dict)
+    d.crash()
+    d.join(topics=(), regex="t.*", client_host="/10.0.0.9")
+    assert [resolved.topics for resolved in d.consumers.regexes.values()] == [("t1",)]
+
+
 def test_a_subscription_there_is_no_room_for_is_refused() -> None:
     d = ConsumerDriver(memory=MemoryAccount(host_bytes_max=20_000))
     d.create("t", 1)
