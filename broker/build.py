@@ -332,7 +332,12 @@ def build(config: BrokerConfig, world: World, cluster: Cluster, *, fail: Callabl
                 groups=groups, transactions=transactions, cluster=cluster, turns=turns
             ).routes(),
             **TransactionHandlers(
-                transactions=transactions, groups=groups, cluster=cluster, now_ms=world.now_ms, turns=turns
+                transactions=transactions,
+                groups=groups,
+                cluster=cluster,
+                now_ms=world.now_ms,
+                turns=turns,
+                offload=world.offload,
             ).routes(),
             **GroupHandlers(groups=groups, cluster=cluster, turns=turns).routes(),
             **MarkerHandlers(writer=markers, turns=turns).routes(),

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from broker.coordinators.transactions.coordinator import TransactionCoordinator
     from broker.coordinators.transactions.machine import TransactionMachine
     from broker.handlers.dispatch import Context, Handler
+    from broker.ports import Offload
     from broker.turns import Turns
     from protocol.requests.add_offsets_to_txn import AddOffsetsToTxnRequest
     from protocol.requests.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
@@ -44,6 +46,10 @@ _BATCHED_FROM: Final = 4
 """Version of AddPartitionsToTxn: several transactions, asked for by brokers."""
 _BY_EPOCH_FROM: Final = 5
 """Version of EndTxn."""
+_STEPS_AT_ONCE: Final = 1 << 20
+"""That a pattern takes on the loop, at most: all of its program for each character. About 1 ms."""
+_STEPS_OF_A_CALL: Final = 8
+"""As characters of an id."""
 _FENCED_FROM: Final = 2
 """Version from which clients know PRODUCER_FENCED."""
 _INIT_FENCED_FROM: Final = 4
@@ -66,12 +72,16 @@ class TransactionHandlers:
         cluster: Cluster,
         now_ms: Callable[[], int],
         turns: Turns,
+        offload: Offload,
     ) -> None:
         self._transactions = transactions
         self._groups = groups
         self._cluster = cluster
         self._now_ms = now_ms
         self._turns = turns
+        self._offload = offload
+        self._thread = asyncio.Lock()
+        """Held by the id that is matched in a thread."""
 
     def routes(self) -> Mapping[int, Handler]:
         return {
@@ -279,7 +289,22 @@ class TransactionHandlers:
             "topics": topics,
         }
 
-    def list_transactions(self, ctx: Context, request: ListTransactionsRequest) -> Work[Fields]:
+    async def list_transactions(self, ctx: Context, request: ListTransactionsRequest) -> Fields:
+        pattern = _compiled(request.transactional_id_pattern)
+        fields = await self._turns.run(self._listing(request))
+        if pattern is not None:
+            rows = fields["transaction_states"]
+            short, long = await self._turns.run(_by_work(pattern, rows))
+            found = await self._turns.run(_matching(pattern, short))
+            for row in long:
+                # one at a time: nothing can stop a thread, and others need these too
+                async with self._thread:
+                    if await self._offload(partial(pattern.fullmatch, row["transactional_id"])) is not None:
+                        found.append(row)
+            fields["transaction_states"] = found
+        return fields
+
+    def _listing(self, request: ListTransactionsRequest) -> Work[dict[str, Any]]:
         known: set[TransactionState] = set()
         unknown: dict[str, None] = {}
         for at, name in enumerate(request.state_filters, 1):
@@ -289,7 +314,6 @@ class TransactionHandlers:
                 unknown[name] = None
             if at % ROWS_AT_ONCE == 0:
                 yield
-        matches = _matcher(request.transactional_id_pattern)
         machines: list[TransactionMachine] = self._transactions.machines()
         rows: list[Fields] = []
         for machine in machines:
@@ -297,7 +321,6 @@ class TransactionHandlers:
                 producer_ids=frozenset(request.producer_id_filters),
                 states=known if request.state_filters else None,
                 open_longer_than_ms=request.duration_filter,
-                matches=matches,
                 now_ms=self._now_ms(),
             )
             yield
@@ -339,12 +362,36 @@ def _undescribed(transactional_id: str, code: ErrorCode) -> Fields:
     }
 
 
-def _matcher(pattern: str | None) -> Callable[[str], bool]:
-    """Return what tells whether an id matches as a whole; none, or an empty one, is matched by all."""
+def _compiled(pattern: str | None) -> Any:
+    """Return the pattern that ids have to match as a whole, or None: an empty one is matched by all."""
     if not pattern:
-        return lambda transactional_id: True
+        return None
     try:
-        fullmatch = compiled(pattern).fullmatch
+        return compiled(pattern)
     except InvalidPattern as error:
         raise KafkaError(ErrorCode.invalid_regular_expression, f"no pattern: {error}") from None
-    return lambda transactional_id: fullmatch(transactional_id) is not None
+
+
+def _by_work(pattern: Any, rows: Sequence[Fields]) -> Work[tuple[list[Fields], list[Fields]]]:
+    """Return the rows whose ids are matched in a moment, and those for another thread."""
+    length = _STEPS_AT_ONCE // max(pattern.programsize, 1)
+    short: list[Fields] = []
+    long: list[Fields] = []
+    for at, row in enumerate(rows, 1):
+        (short if len(row["transactional_id"]) <= length else long).append(row)
+        if at % ROWS_AT_ONCE == 0:
+            yield
+    return short, long
+
+
+def _matching(pattern: Any, rows: Sequence[Fields]) -> Work[list[Fields]]:
+    found: list[Fields] = []
+    steps = 0
+    for row in rows:
+        steps += (len(row["transactional_id"]) + _STEPS_OF_A_CALL) * pattern.programsize
+        if pattern.fullmatch(row["transactional_id"]) is not None:
+            found.append(row)
+        if steps >= _STEPS_AT_ONCE:
+            steps = 0
+            yield
+    return found

@@ -274,7 +274,6 @@ class TransactionMachine:
         producer_ids: Collection[int],
         states: Collection[TransactionState] | None,
         open_longer_than_ms: int,
-        matches: Callable[[str], bool],
         now_ms: int,
     ) -> Work[list[Fields]]:
         """Return a row for each id that passes the filters; no producer ids, or None for the states, pass
@@ -289,14 +288,13 @@ class TransactionMachine:
                 continue
             if open_longer_than_ms >= 0 and now_ms - found.started_ms <= open_longer_than_ms:
                 continue
-            if matches(transactional_id):
-                rows.append(
-                    {
-                        "transactional_id": transactional_id,
-                        "producer_id": found.producer_id,
-                        "transaction_state": found.state.title,
-                    }
-                )
+            rows.append(
+                {
+                    "transactional_id": transactional_id,
+                    "producer_id": found.producer_id,
+                    "transaction_state": found.state.title,
+                }
+            )
         return rows
 
     def statistics(self) -> TransactionStatistics:

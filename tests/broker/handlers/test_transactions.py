@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
@@ -12,9 +13,11 @@ import pytest
 from broker.control.feature_levels import TRANSACTION_VERSION
 from broker.control.metadata_records import FeatureChanged, PartitionChanged, TopicDeleted
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
+from broker.coordinators.patterns import compiled
 from broker.coordinators.topic_coordinator import partition_of
 from broker.coordinators.transactions import coordinator
 from broker.coordinators.transactions.marker_writer import Marker
+from broker.handlers import transactions
 from protocol import records as batches
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
@@ -583,6 +586,28 @@ async def listed_by(client: Client, pattern: str) -> Any:
 @pytest.mark.parametrize("pattern", ["(", "a**", "[z", r"\1", "(?=a)", "((((a{1,1000}){1,1000})))", "(?<"])
 async def test_what_is_no_pattern(client: Client, pattern: str) -> None:
     assert await refusal(listed_by(client, pattern)) is ErrorCode.invalid_regular_expression
+
+
+async def test_a_long_id_is_matched_in_a_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short pattern may take a quarter of a second for it, and there may be many."""
+    threads: dict[int, int] = {}
+
+    class Noting:
+        def __init__(self, pattern: str) -> None:
+            self._compiled = compiled(pattern)
+            self.programsize = self._compiled.programsize
+
+        def fullmatch(self, text: str) -> Any:
+            threads[len(text)] = threading.get_ident()
+            return self._compiled.fullmatch(text)
+
+    monkeypatch.setattr(transactions, "compiled", Noting)
+    for length in (10, 30_000):
+        await client.begin(transactional_id="a" * length)
+    pattern = ".*(?:a.{0,900}a.{0,900})"
+    assert len((await listed_by(client, pattern)).transaction_states) == 2
+    assert threads[10] == threading.get_ident() != threads[30_000]
+    assert not (await listed_by(client, pattern + "b")).transaction_states
 
 
 async def test_a_pattern_that_explodes_elsewhere(client: Client) -> None:

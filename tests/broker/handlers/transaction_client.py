@@ -17,6 +17,7 @@ from broker.coordinators.transactions.marker_sender import MarkerSender
 from broker.coordinators.transactions.marker_writer import Marker
 from broker.handlers.coordinators import CoordinatorHandlers
 from broker.handlers.transactions import TransactionHandlers
+from broker.process import offload
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import decode_request, decode_response, encode_request, encode_response
@@ -108,6 +109,7 @@ class Client:
             cluster=self.cluster,
             now_ms=lambda: self.now_ms,
             turns=turns(),
+            offload=offload,
         )
         finding = CoordinatorHandlers(
             groups=self.groups, transactions=self.transactions, cluster=self.cluster, turns=turns()

@@ -593,7 +593,6 @@ def listed(driver: Driver, **changes: Any) -> list[str]:
         "producer_ids": (),
         "states": None,
         "open_longer_than_ms": -1,
-        "matches": lambda transactional_id: True,
         "now_ms": EPOCH_MS + driver.now_ms,
     }
     return [row["transactional_id"] for row in finish(driver.machine.listed(**(values | changes)))]
@@ -610,7 +609,6 @@ def test_what_is_listed(driver: Driver) -> None:
     assert listed(driver, states=set()) == []
     assert listed(driver, open_longer_than_ms=99, states={State.ONGOING}) == ["a"]
     assert listed(driver, open_longer_than_ms=100, states={State.ONGOING}) == []
-    assert listed(driver, matches=lambda transactional_id: transactional_id == "b") == ["b"]
 
 
 def test_states_are_counted(driver: Driver) -> None:
