@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from broker.control.image import Image, TopicImage
@@ -31,6 +31,7 @@ from broker.coordinators.groups.membership import PROTOCOLS_MAX
 from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffsets, OffsetToCommit
 from broker.handlers.coordinators import sorted_by_partition
 from broker.handlers.later import Later
+from broker.handlers.offset_rows import Named, OffsetRows, Row, to_commit
 from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
@@ -62,10 +63,6 @@ _LONG_ID: Final = 1_000
 """A group's partition is found by a walk over its id: one so long is a step of its own."""
 _TOPIC_IDS_FROM: Final = 10
 """Version of OffsetCommit and of OffsetFetch; it has ids in place of names."""
-
-
-Row: TypeAlias = dict[str, object]
-"""One item of a response; its error is set when the coordinator has answered."""
 
 
 class TopicAsked(NamedTuple):
@@ -210,10 +207,11 @@ class GroupHandlers:
     # --- offsets ---
 
     async def offset_commit(self, ctx: Context, request: OffsetCommitRequest) -> Fields:
-        topics, rows, offsets = await self._turns.run(_to_commit(self._cluster.image, ctx, request))
-        if offsets:
-            errors = await self._commit(ctx, request, tuple(offsets))
-            await self._turns.run(_set_errors(rows, errors))
+        rows: OffsetRows[OffsetToCommit] = OffsetRows()
+        topics = await self._turns.run(_rows_to_commit(self._cluster.image, ctx, request, rows))
+        if rows.wanted:
+            errors = await self._commit(ctx, request, tuple(rows.wanted))
+            await self._turns.run(rows.set_errors(errors))
         return {"throttle_time": 0, "topics": topics}
 
     async def _commit(
@@ -299,14 +297,15 @@ class GroupHandlers:
         return {"group_id": group_id, "topics": rows, "error_code": ErrorCode.none}
 
     async def offset_delete(self, ctx: Context, request: OffsetDeleteRequest) -> Fields:
-        topics, rows, wanted = await self._turns.run(_to_delete(self._cluster.image, request))
+        rows: OffsetRows[tuple[str, int]] = OffsetRows()
+        topics = await self._turns.run(_rows_to_delete(self._cluster.image, request, rows))
         try:
             _check_group_id(request.group_id)
-            command = DeleteOffsets(group_id=request.group_id, partitions=tuple(wanted))
+            command = DeleteOffsets(group_id=request.group_id, partitions=tuple(rows.wanted))
             errors = await self._groups.ask(request.group_id, command)
         except KafkaError as error:
             return {"throttle_time": 0, "error_code": error.code, "topics": ()}
-        await self._turns.run(_set_errors(rows, errors))
+        await self._turns.run(rows.set_errors(errors))
         return {"throttle_time": 0, "error_code": ErrorCode.none, "topics": topics}
 
     # --- administration ---
@@ -426,13 +425,6 @@ def _deleted(group_ids: Sequence[str], errors: Sequence[ErrorCode]) -> Work[list
     return rows
 
 
-def _set_errors(rows: Sequence[Row], errors: Sequence[ErrorCode]) -> Work[None]:
-    for at, (row, code) in enumerate(zip(rows, errors, strict=True), 1):
-        row["error_code"] = code
-        if at % ROWS_AT_ONCE == 0:
-            yield
-
-
 def _normal(names: Sequence[str]) -> Work[set[str]]:
     """Return the names of a filter, of which neither case nor spaces around them count."""
     normal = set()
@@ -443,65 +435,36 @@ def _normal(names: Sequence[str]) -> Work[set[str]]:
     return normal
 
 
-def _to_commit(
-    image: Image, ctx: Context, request: OffsetCommitRequest
-) -> Work[tuple[list[Fields], list[Row], list[OffsetToCommit]]]:
-    """Return the answer but for the errors of what is to be committed, and the rows of these."""
-    offsets: list[OffsetToCommit] = []
-    rows: list[Row] = []
+def _rows_to_commit(
+    image: Image, ctx: Context, request: OffsetCommitRequest, rows: OffsetRows[OffsetToCommit]
+) -> Work[list[Fields]]:
+    """Return the answer but for the errors of what is to be committed."""
     topics: list[Fields] = []
     for asked in request.topics:
         topic, missing = _find_topic(image, asked, ctx.api_version)
-        answered: list[Row] = []
         yield
-        for one in asked.partitions:
-            row: Row = {"partition_index": one.partition_index, "error_code": missing}
-            answered.append(row)
-            if len(answered) % ROWS_AT_ONCE == 0:
-                yield
-            if topic is None or not 0 <= one.partition_index < len(topic.partitions):
-                continue
-            rows.append(row)
-            offsets.append(
-                OffsetToCommit(
-                    topic.name,
-                    one.partition_index,
-                    one.committed_offset,
-                    one.committed_leader_epoch,
-                    one.committed_metadata,
-                    topic.id,
-                )
-            )
+        answered = yield from rows.add(topic, asked.partitions, to_commit, missing)
         if answered or topic is None:
             topics.append({"name": asked.name, "topic_id": asked.topic_id, "partitions": answered})
-    return topics, rows, offsets
+    return topics
 
 
-def _to_delete(
-    image: Image, request: OffsetDeleteRequest
-) -> Work[tuple[list[Fields], list[Row], list[tuple[str, int]]]]:
-    """Return the answer but for the errors of what is to be deleted, and the rows of these."""
-    wanted: list[tuple[str, int]] = []
-    rows: list[Row] = []
+def _rows_to_delete(
+    image: Image, request: OffsetDeleteRequest, rows: OffsetRows[tuple[str, int]]
+) -> Work[list[Fields]]:
+    """Return the answer but for the errors of what is to be deleted."""
     topics: list[Fields] = []
     for asked in request.topics:
         topic = image.topics.get(asked.name)
-        answered: list[Row] = []
         yield
-        for one in asked.partitions:
-            row: Row = {
-                "partition_index": one.partition_index,
-                "error_code": ErrorCode.unknown_topic_or_partition,
-            }
-            answered.append(row)
-            if len(answered) % ROWS_AT_ONCE == 0:
-                yield
-            if topic is not None and 0 <= one.partition_index < len(topic.partitions):
-                rows.append(row)
-                wanted.append((asked.name, one.partition_index))
+        answered = yield from rows.add(topic, asked.partitions, _to_delete)
         if answered or topic is None:
             topics.append({"name": asked.name, "partitions": answered})
-    return topics, rows, wanted
+    return topics
+
+
+def _to_delete(topic: TopicImage, one: Named) -> tuple[str, int]:
+    return topic.name, one.partition_index
 
 
 def _topic_offsets(

@@ -19,6 +19,7 @@ from protocol.errors import ErrorCode
 from protocol.work import Work
 
 Row: TypeAlias = dict[str, object]
+"""One item of a response; its error is set when the coordinator has answered."""
 T = TypeVar("T")
 
 
