@@ -187,6 +187,7 @@ def test_an_object_of_the_wal_tier_goes_with_its_boundary_or_is_lost(
                     if has_boundary:  # noqa: B023
                         (root / "store" / key).parent.joinpath("boundary").mkdir(exist_ok=True)
                         (root / "store" / key).parent.joinpath("boundary", key[-20:]).touch()
+                    (root / "store" / key).unlink(missing_ok=True)
                     raise Gone(name)
                 return super().opened(name, read)
 
