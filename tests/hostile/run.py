@@ -21,6 +21,7 @@ from tests.hostile.sweep import Sent, Sweep, worst
 from tests.hostile.sweep import markdown as sweep_markdown
 from tests.hostile.table import Row, as_json, markdown, measured
 from tests.processes import ROOT
+from tools.versus.rows import report_file
 
 
 def commit() -> str:
@@ -83,8 +84,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="what was measured at this commit too")
     parser.add_argument("--verbose", action="store_true", help="print every request")
     parser.add_argument("--runs", type=int, default=3, help="how often each attack is measured")
-    parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=report_file)
+    parser.add_argument("--json", type=report_file)
     given = parser.parse_args()
     if given.cluster:
         return cluster(given)

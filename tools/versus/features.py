@@ -93,7 +93,7 @@ def markdown(found: Mapping[str, Mapping[str, float]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench-features", description="What our own features cost.")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=rows.report_file, metavar="FILE", help="write the table there too")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: 5")
     parser.add_argument("--seconds", type=float, default=0.4, help="of each run (default: 0.4)")
     options = parser.parse_args(arguments)

@@ -365,8 +365,10 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--parts", default="partitions,log,connections", metavar="NAME[,…]")
     parser.add_argument("--folder", type=Path, help="where the data goes; the system's temporary folder")
     parser.add_argument("--log-gb", type=float, default=LOG_BYTES / 1e9, metavar="GB")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there too")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--markdown", type=rows.report_file, metavar="FILE", help="write the tables there too"
+    )
+    parser.add_argument("--json", type=rows.report_file, metavar="FILE")
     return parser
 
 

@@ -8,9 +8,11 @@ missed.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tools.versus.load import Load, Measured
 
@@ -261,3 +263,11 @@ def number(value: float) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def report_file(text: str) -> Path:
+    """Return the path of an option's file, which can be made once everything was measured."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path.parent}: no such directory")
+    return path

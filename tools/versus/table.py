@@ -203,8 +203,10 @@ def _options() -> argparse.ArgumentParser:
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--own", action="store_true", help="this broker alone, as when Kafka is not here")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
+    parser.add_argument("--markdown", type=rows.report_file, metavar="FILE", help="write the table there too")
+    parser.add_argument(
+        "--json", type=rows.report_file, metavar="FILE", help="write every round's figures there"
+    )
 
 
 if __name__ == "__main__":

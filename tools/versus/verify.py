@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.console import Failure, complain, emit
-from tools.versus import verify_data, verify_runs, verify_scale
+from tools.versus import rows, verify_data, verify_runs, verify_scale
 from tools.versus.minio import EXECUTABLE
 from tools.versus.verify_data import DataSet, Made
 from tools.versus.verify_runs import LOCAL, SPARK, Verified
@@ -306,7 +306,7 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--engines", default=",".join(ENGINES), help="local, spark or both (default)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"of the data, kept (default: {FOLDER})")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--markdown", type=rows.report_file, metavar="FILE", help="write the table there too")
     return parser
 
 

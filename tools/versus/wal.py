@@ -350,8 +350,10 @@ def _options() -> argparse.ArgumentParser:
         type=lambda text: Path(text).resolve(),
         help="where the data goes; the system's temporary folder",
     )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run's figures there")
+    parser.add_argument("--markdown", type=rows.report_file, metavar="FILE", help="write the table there too")
+    parser.add_argument(
+        "--json", type=rows.report_file, metavar="FILE", help="write every run's figures there"
+    )
     return parser
 
 
