@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.cluster import prove
