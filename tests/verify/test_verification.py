@@ -156,3 +156,10 @@ def test_a_sum_that_compaction_and_others_made_up_for_is_no_alteration(tmp_path:
     wrong, plan = check_damaged(1467, tmp_path / "made")
     assert "manifest_block_lies" in {each.name for each in plan.planted}
     assert wrong == []
+
+
+def test_what_lies_below_the_only_segment_is_not_lost_with_it(tmp_path: Path) -> None:
+    """Retention deleted it, and no checkpoint says so; then the segment has no sound batch any more."""
+    wrong, plan = check_damaged(2850, tmp_path / "made")
+    assert "bad_magic" in {each.name for each in plan.planted}
+    assert wrong == []

@@ -130,13 +130,14 @@ class PartitionBytes:
         moved_start: int,
     ) -> Bounds:
         covered = self._lineage.covered()
-        if not covered:
-            start = max([0, moved_start, *(each.log_start for each in replicas)])
-            return Bounds(start, start)
         cold = [place for place in places if place.tier == COLD]
-        told = [moved_start, *(place.log_start for place in self._places)]
+        told = [moved_start]
         if replicas and not cold:
             told.append(max(replicas, key=lambda each: _authority(each.places)).first)
+        if not covered:
+            start = max(0, *told, *(each.log_start for each in replicas))
+            return Bounds(start, start)
+        told += [place.log_start for place in self._places]
         start = max(*told, covered[0][0])
         by_node = {replica.node: replica for replica in replicas}
         ends = [place.end for place in cold]
