@@ -163,3 +163,9 @@ def test_what_lies_below_the_only_segment_is_not_lost_with_it(tmp_path: Path) ->
     wrong, plan = check_damaged(2850, tmp_path / "made")
     assert "bad_magic" in {each.name for each in plan.planted}
     assert wrong == []
+
+
+def test_an_altered_value_is_found_where_an_index_is_wrong_too(tmp_path: Path) -> None:
+    wrong, plan = check_damaged(2787, tmp_path / "made")
+    assert {"altered_value", "index_elsewhere"} <= {each.name for each in plan.planted}
+    assert wrong == []

@@ -172,7 +172,7 @@ class _Judge:
         self._damage = [
             self._fault_range(fault)
             for fault in facts.faults
-            if fault.place not in self._void and fault.code != CHECKPOINT_OUTSIDE
+            if fault.place not in self._void and fault.code != CHECKPOINT_OUTSIDE and not _is_beside(fault)
         ]
 
     def verdict(self) -> Verdict:
@@ -448,7 +448,8 @@ class _Judge:
                 digests[digest.place].append(digest)
         faults: dict[str, list[Range]] = defaultdict(list)
         for fault in self._facts.faults:
-            faults[tier_of(fault.place)[1]].append(self._fault_range(fault))
+            if not _is_beside(fault):
+                faults[tier_of(fault.place)[1]].append(self._fault_range(fault))
         unread: list[Vanished | Skipped] = [*self._facts.vanished, *self._facts.skipped]
         for one_place in unread:
             faults[tier_of(one_place.place)[1]].append((one_place.first, one_place.end))
@@ -476,6 +477,11 @@ class _Judge:
                 damage = [part for at in row for part in faults[names[at][0]]]
                 chains.append(_chain(f"{tier} {number}", rank, layer, ranges, damage, digests))
         return chains
+
+
+def _is_beside(fault: Fault) -> bool:
+    """Whether it is of a file that the batches of a segment can do without: they are whole."""
+    return fault.place.endswith((".index", ".timeindex", ".txnindex", ".snapshot"))
 
 
 def _should_hold(held: Sequence[_Held]) -> list[Range]:
