@@ -10,7 +10,7 @@ alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from broker.ports import Offload
     from broker.turns import Turns
     from protocol.requests.add_offsets_to_txn import AddOffsetsToTxnRequest
-    from protocol.requests.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+    from protocol.requests.add_partitions_to_txn import (
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnTopic,
+        AddPartitionsToTxnTransaction,
+    )
     from protocol.requests.describe_transactions import DescribeTransactionsRequest
     from protocol.requests.end_txn import EndTxnRequest
     from protocol.requests.init_producer_id import InitProducerIdRequest
@@ -56,6 +60,8 @@ _INIT_FENCED_FROM: Final = 4
 """The same of InitProducerId."""
 TRANSACTIONS_AT_ONCE: Final = 100
 """Of one request. Whoever asks for more waits for these first."""
+IDS_AT_ONCE: Final = 4_000
+"""The same, in characters of their ids."""
 
 _STATES: Final = {state.title: state for state in TransactionState}
 
@@ -157,8 +163,7 @@ class TransactionHandlers:
             topics = await self._turns.run(_topic_rows(named, answers))
             return {"throttle_time": 0, "results_by_topic_v3_and_below": topics}
         results: list[Fields] = []
-        for at in range(0, len(request.transactions), TRANSACTIONS_AT_ONCE):
-            some = request.transactions[at : at + TRANSACTIONS_AT_ONCE]
+        for some in at_once(request.transactions):
             answered = await asyncio.gather(
                 *(
                     self._add(
@@ -360,6 +365,24 @@ def _undescribed(transactional_id: str, code: ErrorCode) -> Fields:
         "producer_epoch": 0,
         "topics": (),
     }
+
+
+def at_once(
+    transactions: Iterable[AddPartitionsToTxnTransaction],
+) -> Iterator[list[AddPartitionsToTxnTransaction]]:
+    """Yield transactions in rows that are asked about together: of each the partition of its id is found in
+    one turn of the loop, by a walk over the id."""
+    some: list[AddPartitionsToTxnTransaction] = []
+    length = 0
+    for each in transactions:
+        more = len(each.transactional_id)
+        if some and (len(some) == TRANSACTIONS_AT_ONCE or length + more > IDS_AT_ONCE):
+            yield some
+            some, length = [], 0
+        some.append(each)
+        length += more
+    if some:
+        yield some
 
 
 def _compiled(pattern: str | None) -> Any:
