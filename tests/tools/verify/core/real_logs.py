@@ -154,6 +154,8 @@ def make_kafkas(kafka: ApacheKafka) -> Made:
         until(lambda: min(bases(kafka.data, "trimmed"), default=0) > 0, "retention", timeout_s=WAIT_S)
     shutil.copytree(made.stopped, made.killed, copy_function=shutil.copy2)
     with kafka.start():
+        # It listens before its logs are loaded, and what stops it then leaves no mark of a clean end.
+        AdminClient({"bootstrap.servers": kafka.bootstrap}).list_topics(timeout=WAIT_S)
         kafka.stop()
     return made
 
