@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.console import Failure, check_address, complain, read_pairs
+from tools.plain_options import spelt_out
 
 if TYPE_CHECKING:
     from broker.config.broker import BrokerConfig
@@ -51,21 +52,16 @@ class BrokerOptions:
 
 def read_plainly(arguments: list[str]) -> BrokerOptions | None:
     """Return the options, if each is spelt out with its value; None for help, mistakes and abbreviations."""
+    given = spelt_out(arguments, flags=("--from-env", EXIT_WITH_STDIN))
+    if given is None:
+        return None
     options = BrokerOptions()
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--from-env":
-            options.from_env = True
-            continue
-        if argument == EXIT_WITH_STDIN:
-            options.exit_with_stdin = True
-            continue
-        name, equals, value = argument.partition("=")
-        if not equals:
-            value = next(rest, "-")
-        if not value or value.startswith("-"):
-            return None
+    for name, value in given:
         match name:
+            case "--from-env":
+                options.from_env = True
+            case _ if name == EXIT_WITH_STDIN:
+                options.exit_with_stdin = True
             case "--config":
                 options.config = Path(value)
             case "--node-id" if value.isascii() and value.isdigit() and len(value) <= 10:

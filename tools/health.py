@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tools.console import Failure, check_address, emit
+from tools.plain_options import spelt_out
 
 TIMEOUT_S = 5.0
 _ANSWER_BYTES_MAX = 1 << 20
@@ -33,14 +34,11 @@ class HealthOptions:
 
 def read_plainly(arguments: list[str]) -> HealthOptions | None:
     """Return the options, if each is spelt out with its value; None for help, mistakes and abbreviations."""
+    given = spelt_out(arguments)
+    if given is None:
+        return None
     options = HealthOptions()
-    rest = iter(arguments)
-    for argument in rest:
-        name, equals, value = argument.partition("=")
-        if not equals:
-            value = next(rest, "-")
-        if not value or value.startswith("-"):
-            return None
+    for name, value in given:
         match name:
             case "--bootstrap":
                 options.bootstrap = value

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tools.console import Failure, check_address, emit, emit_table
+from tools.plain_options import spelt_out
 
 if TYPE_CHECKING:
     from tools.verify.core.outcome import Options, Outcome, Planned
@@ -55,19 +56,16 @@ class Asked:
 def read_plainly(arguments: Sequence[str]) -> Asked | None:
     """Return what is asked, if each option is spelt out with its value; None for help, mistakes and
     abbreviations, and for numbers."""
+    given = spelt_out(arguments, flags=("--plan", "--strict"))
+    if given is None:
+        return None
     asked = Asked()
-    rest = iter(arguments)
-    for argument in rest:
-        if argument in ("--plan", "--strict"):
-            asked.is_plan |= argument == "--plan"
-            asked.is_strict |= argument == "--strict"
-            continue
-        name, equals, value = argument.partition("=")
-        if not equals:
-            value = next(rest, "-")
-        if not value or value.startswith("-"):
-            return None
+    for name, value in given:
         match name:
+            case "--plan":
+                asked.is_plan = True
+            case "--strict":
+                asked.is_strict = True
             case "--store":
                 asked.store = value
             case "--data":

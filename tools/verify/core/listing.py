@@ -208,10 +208,10 @@ def _judge_untold(
 ) -> None:
     """Judge without metadata: the index object is put first and deleted last, so data never stands alone."""
     topic_id, partition, segment_id = copy
-    newest = max((each.modified_ms for each in (data, index) if each is not None), default=-1)
-    if newest < 0:
+    put_ms = max((each.modified_ms for each in (data, index) if each is not None), default=-1)
+    if put_ms < 0:
         return
-    is_young = newest_ms - newest <= grace_ms
+    is_young = newest_ms - put_ms <= grace_ms
     if data is not None and index is not None:
         found.units.append(ColdUnit(topic_id, partition, base, segment_id, data, index, None, is_young))
     elif is_young:
@@ -253,11 +253,11 @@ def _judge_told(
         what = "unfinished-copy" if state == COPY_STARTED else "deleting"
         found.counted.append(Counted(what, topic_id, partition, base, -1))
         return
-    newest = max((each.event_ms for each in told if each is not None), default=-1)
+    told_ms = max((each.event_ms for each in told if each is not None), default=-1)
     for each, end in ((index, "idx"), (data, "log")):
         if each is None:
             continue
-        is_old = newest_ms - max(each.modified_ms, newest) > grace_ms
+        is_old = newest_ms - max(each.modified_ms, told_ms) > grace_ms
         if is_old and (told.after is not None or told.before is None):
             place = tier_key(topic_id, partition, base, segment_id, end)
             says = "nothing told" if told.after is None else "told to be deleted"
