@@ -418,7 +418,7 @@ class _Judge:
             damage = [
                 self._fault_range(fault)
                 for fault in self._facts.faults
-                if tier_of(fault.place)[1] == log.place
+                if tier_of(fault.place)[1] == log.place and not _is_beside(fault)
             ]
             end = ends[log.place]
             is_damaged = any(first <= end < last or last == LIMITLESS for first, last in damage)

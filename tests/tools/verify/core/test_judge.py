@@ -453,6 +453,14 @@ def test_a_replica_in_sync_may_not_end_below_what_is_committed() -> None:
         assert not made.judged()[1]
 
 
+def test_nor_does_a_wrong_index_excuse_it() -> None:
+    made = simple(context=PartitionContext(leader=0, in_sync=(0, 1)))
+    made.logs.append(LocalLog("1:t-0", 1, 0, 10, 15, 15, ((0, 0),)))
+    wrong = Fault("index-differs", "1:t-0/1.index", 0, 10, LIMITLESS)
+    made.places.append(Place("1:t-0/1.log", [Bytes(10, 15, 0, 3)], "local", faults=[wrong]))
+    assert {each.code for each in made.judged()[1]} == {"index-differs", "replica-short"}
+
+
 def test_a_batch_that_one_of_two_replicas_lacks_is_named_at_the_follower() -> None:
     made = simple()
     late = [Bytes(10, 15, 0, 3), Bytes(15, 18, 1, 4), Bytes(18, 20, 1, 5)]
