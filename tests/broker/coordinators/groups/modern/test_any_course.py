@@ -71,7 +71,9 @@ class AnyCourse(RuleBasedStateMachine):
 
     @rule(who=st.lists(WHO, min_size=2, max_size=5, unique=True), revokes=st.booleans(), again=st.booleans())
     def beat_together(self, who: list[int], revokes: bool, again: bool) -> None:
-        """The first one's heartbeat may come twice, as one does that was sent again on another connection."""
+        """The first one's heartbeat may come twice, as one does that was sent again on another connection; what
+        answers the second is lost then, and it may have told of new partitions.
+        """
         for number in who if revokes else ():
             self.members[number].revoke()
         again = again and self.members[who[0]].is_member
@@ -79,6 +81,8 @@ class AnyCourse(RuleBasedStateMachine):
         answers = self.driver.ask_together([*commands, commands[0]] if again else commands)
         for number, answer in zip(who, answers, strict=False):
             self.members[number].answered(answer)
+        if again:
+            self.members[who[0]].has_missed = True
 
     @rule(who=WHO, chosen=st.sampled_from(SUBSCRIPTIONS))
     def change_mind(self, who: int, chosen: dict[str, Any]) -> None:
