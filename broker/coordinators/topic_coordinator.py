@@ -280,7 +280,7 @@ def portions(keys: Iterable[str]) -> Iterator[tuple[str, ...]]:
 
 def partition_of(key: str, count: int) -> int:
     """Return the partition by Java's hash of the id, which Kafka's tools rely on."""
-    return (_known_hash(key) if len(key) <= _REMEMBERED_LENGTH_MAX else _hash(key)) % count
+    return (known_hash(key) if len(key) <= _REMEMBERED_LENGTH_MAX else _hash(key)) % count
 
 
 def _hash(key: str) -> int:
@@ -291,5 +291,5 @@ def _hash(key: str) -> int:
 
 
 _REMEMBERED_LENGTH_MAX: Final = 100
-_known_hash = lru_cache(maxsize=4096)(_hash)
+known_hash = lru_cache(maxsize=4096)(_hash)
 """A client asks about the same few ids again and again, and a character costs 0.1 µs."""

@@ -71,8 +71,8 @@ class AnyCourse(RuleBasedStateMachine):
 
     @rule(who=st.lists(WHO, min_size=2, max_size=5, unique=True), revokes=st.booleans(), again=st.booleans())
     def beat_together(self, who: list[int], revokes: bool, again: bool) -> None:
-        """The first one's heartbeat may come twice, as one does that was sent again on another connection; what
-        answers the second is lost then, and it may have told of new partitions.
+        """The first one's heartbeat may come twice, as one does that was sent again on another connection;
+        what answers the second is lost then, and it may have told of new partitions.
         """
         for number in who if revokes else ():
             self.members[number].revoke()
