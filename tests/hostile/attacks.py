@@ -629,6 +629,11 @@ ATTACKS: Final = (
         make=shaped(Api.DELETE_TOPICS, 4, "topic_names", 250_000, times=6),
     ),
     Attack(
+        name="long-names",
+        what="CreateTopics with 12,700 names of 8 KB, twice",
+        make=shaped(Api.CREATE_TOPICS, 7, "topics", 100_000, kind=Kind.LONGEST, times=2),
+    ),
+    Attack(
         name="forgotten-sessions",
         what="full Fetch of 250,000 partitions that do not exist, in four sessions",
         make=forgotten_sessions,

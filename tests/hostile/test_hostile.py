@@ -77,6 +77,18 @@ def test_who_announces_much_and_falls_silent_does_not_keep_others_from_sending(t
             assert honest.produce(ground.known.topic, 0, large).error_code == 0
 
 
+def test_long_names_leave_nothing(tmp_path: Path) -> None:
+    """64 MB of them in all: small allocations that follow keep the heap from shrinking by itself."""
+    shape = Shape(api=Api.CREATE_TOPICS, version=7, path=("topics",), kind=Kind.LONGEST)
+    with Ground(tmp_path / "data") as ground:
+        frame, _ = request(shape, known_for(ground, shape), rows_max=ROWS, bytes_max=64 << 20)
+        rest = rss_bytes(ground.pid)
+        with Hostile(ground.dial()) as connection:
+            connection.socket.sendall(frame)
+            assert connection.answer() is not None
+        until(lambda: rss_bytes(ground.pid) - rest < LEFT_BYTES_MAX, "memory to be given back")
+
+
 def answered(ground: Ground, shape: Shape) -> bool:
     """Whether it has a sound answer."""
     ground.ensure_topic(ground.known.topic)
