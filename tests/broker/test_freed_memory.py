@@ -160,7 +160,9 @@ def test_what_the_interpreter_keeps_lies_together() -> None:
         burst = [0.5 + at for at in range(100_000)]
         kept = burst[::1000]
         del burst
+        others = [0.75 + at for at in range(200)]
         del kept
+        del others
         before = places()
         gather_kept_objects()
         print(before, places())
