@@ -39,6 +39,9 @@ STRING_BYTES_MAX = 0x7FFF
 PAUSE_ROWS = 16
 PAUSE_BYTES = 8 << 10
 """What is read in turns between two yields: so many rows, or so many bytes."""
+LONG_TEXT_BYTES = 1 << 10
+"""A text of more is read with its hash, which it keeps. To hash it costs more than to read it, and happens
+where it is first looked up or put in a set: there thousands of names would be read in full in one step."""
 
 
 class Cursor:
@@ -170,7 +173,14 @@ def _text(data: memoryview) -> str:
     return str(data, "utf-8", "replace")  # what Java makes of bytes that are no UTF-8
 
 
+def _long_text(data: memoryview) -> str:
+    text = _text(data)
+    hash(text)
+    return text
+
+
 _BLOBS: dict[str, Callable[[memoryview], Any]] = {"string": _text, "bytes": bytes, "records": memoryview}
+_LONG_BLOBS: dict[str, Callable[[memoryview], Any]] = {**_BLOBS, "string": _long_text}
 
 
 def read_size(cursor: Cursor, is_flexible: bool, layout: Reader) -> int:
@@ -181,7 +191,7 @@ def read_size(cursor: Cursor, is_flexible: bool, layout: Reader) -> int:
 
 def _blob_reader(kafka_type: str, is_flexible: bool, is_nullable: bool, is_request: bool) -> Reader:
     layout = _read_int16 if kafka_type == "string" else read_int32
-    convert = _BLOBS[kafka_type]
+    convert, convert_long = _BLOBS[kafka_type], _LONG_BLOBS[kafka_type]
     size_max = STRING_BYTES_MAX if kafka_type == "string" and is_request else UVARINT_MAX
 
     def read(cursor: Cursor) -> Any:
@@ -192,7 +202,8 @@ def _blob_reader(kafka_type: str, is_flexible: bool, is_nullable: bool, is_reque
             if end > len(cursor.buffer):
                 raise MalformedRequest(f"{size} bytes wanted at {at}, {len(cursor.buffer) - at} are left")
             cursor.at = end
-            return convert(cursor.buffer[at:end])
+            data = cursor.buffer[at:end]
+            return convert(data) if size <= LONG_TEXT_BYTES else convert_long(data)
         if size > 0:
             raise MalformedRequest(f"string of {size} bytes at {cursor.at}")
         if is_nullable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -237,6 +238,33 @@ def test_numbers_and_long_fields_are_read_and_written_in_pieces() -> None:
         assert b"".join(finish(one.encode_in_turns(fields, []))) == data
         assert finish(one.decode_in_turns(data, rows_max=1 << 20, kept=[])) == one.decode(data)
         assert steps_of(one.decode_in_turns(data, rows_max=1 << 20, kept=[])) >= 16
+
+
+def is_hashed(text: str) -> bool:
+    """Whether CPython has noted its hash in it, behind the count of references, the type and the length."""
+    return ctypes.c_ssize_t.from_address(id(text) + 3 * ctypes.sizeof(ctypes.c_ssize_t)).value != -1
+
+
+def test_names_that_take_long_to_hash_are_hashed_one_by_one_as_they_are_read() -> None:
+    """Whoever looks up thousands of them in one step has nothing left to read."""
+    names = [f"{at:030000}" for at in range(40)]
+    assert not is_hashed(names[0])
+    topics = [{"name": name, "topic_id": None} for name in names]
+    for one, fields in (
+        (codec(Api.DESCRIBE_GROUPS, 5, "request"), {"groups": names, "include_authorized_operations": False}),
+        (
+            codec(Api.METADATA, 13, "request"),
+            {
+                "topics": topics,
+                "allow_auto_topic_creation": False,
+                "include_topic_authorized_operations": False,
+            },
+        ),
+    ):
+        work = one.decode_in_turns(one.encode(fields), rows_max=1 << 20, kept=[])
+        assert steps_of(work) >= len(names)
+        read = finish(one.decode_in_turns(one.encode(fields), rows_max=1 << 20, kept=[]))
+        assert all(map(is_hashed, getattr(read, "groups", None) or [each.name for each in read.topics]))
 
 
 def test_a_row_too_many_is_refused_before_it_is_made() -> None:
