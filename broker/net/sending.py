@@ -3,7 +3,7 @@
 Owns: how the pieces of one big answer leave, and the second descriptor of the socket that sendfile needs.
 Does not own: the order of answers, or what ends a connection (connection). Invariant: at most `CHUNK` bytes
 of an answer are in memory besides what the transport holds; one connection sends `PUMP_MAX` bytes from files
-at most before the loop gets another turn.
+at most, or `WRITTEN_MAX` in chunks, before the loop gets another turn.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ SLICE_SENDFILE_MIN: Final = 64 * 1024
 CHUNK: Final = 256 * 1024
 PUMP_MAX: Final = 2 << 20
 """Bytes one connection may send from files before the loop gets another turn."""
+WRITTEN_MAX: Final = 1 << 20
+"""The same for chunks: each is joined and copied to the socket, and a client that reads as fast as this
+writes would have all of an answer in one turn."""
 
 Piece: TypeAlias = "bytes | memoryview | LogSlice"
 
@@ -59,7 +62,16 @@ class BulkOwner(Protocol):
 class BulkSender:
     """Sends the big answers of one connection, one after the other."""
 
-    __slots__ = ("_can_sendfile", "_is_pumping", "_loop", "_owner", "_pieces", "_socket", "_transport")
+    __slots__ = (
+        "_can_sendfile",
+        "_is_pumping",
+        "_loop",
+        "_next",
+        "_owner",
+        "_pieces",
+        "_socket",
+        "_transport",
+    )
 
     def __init__(
         self, *, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, owner: BulkOwner
@@ -71,6 +83,8 @@ class BulkSender:
         self._socket: socket.socket | None = None
         self._can_sendfile = True
         self._is_pumping = False
+        self._next: asyncio.Handle | None = None
+        """Goes on with the chunks in the next turn of the loop."""
 
     def __repr__(self) -> str:
         way = "chunks" if self._socket is None else "sendfile"
@@ -101,7 +115,10 @@ class BulkSender:
             self._pump_chunks()
 
     def close(self) -> None:
-        """Give up the descriptor of its own."""
+        """Give up the descriptor of its own, and do nothing in later turns."""
+        following, self._next = self._next, None
+        if following is not None:
+            following.cancel()
         out, self._socket = self._socket, None
         if out is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -109,14 +126,18 @@ class BulkSender:
             out.close()
 
     def _pump_chunks(self) -> None:
-        """Write a chunk at a time, as fast as the transport takes them."""
+        """Write a chunk at a time, as fast as the transport takes them, and go on in the next turn of the
+        loop when it takes all of them."""
         pieces, owner = self._pieces, self._owner
-        if self._is_pumping:
+        if self._is_pumping or self._next is not None:
             return
         self._is_pumping = True
+        written = 0
         try:
-            while pieces and owner.is_writable:
-                self._transport.write(_next_chunk(pieces))
+            while pieces and written < WRITTEN_MAX and owner.is_writable:
+                chunk = _next_chunk(pieces)
+                written += len(chunk)
+                self._transport.write(chunk)
         except OSError as error:
             owner.bulk_failed(error)
             return
@@ -124,6 +145,13 @@ class BulkSender:
             self._is_pumping = False
         if not pieces:
             owner.bulk_ended()
+        elif owner.is_writable:
+            self._next = self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._next = None
+        self._owner.bulk_progressed()
+        self._pump_chunks()
 
     def _pump_file(self) -> None:
         pieces, out = self._pieces, self._socket

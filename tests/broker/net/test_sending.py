@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.net.sending import BulkSender
+from broker.net.sending import CHUNK, WRITTEN_MAX, BulkSender
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
@@ -76,3 +77,73 @@ async def test_big_fetches_without_a_real_socket_go_in_chunks(
         for _ in range(2):
             fetched = await client.fetch("t", 0, **limits)
             assert [header.base_offset for _, header in iter_batches(fetched.records)] == list(range(8))
+
+
+class Ready:
+    """Loop, transport and owner of a sender whose client takes everything at once."""
+
+    def __init__(self) -> None:
+        self.next: list[Any] = []
+        self.written: list[bytes] = []
+        self.is_writable = True
+        self.ended = 0
+        transport: Any = SimpleNamespace(
+            write=self.written.append, get_write_buffer_size=lambda: 0, get_extra_info=lambda name: None
+        )
+        loop: Any = SimpleNamespace(call_soon=self.call_soon)
+        self.sender = BulkSender(loop=loop, transport=transport, owner=self)
+
+    def call_soon(self, call: Any) -> Any:
+        self.next.append(call)
+        return SimpleNamespace(cancel=lambda: self.next.remove(call))
+
+    def turn(self) -> int:
+        """Run what is due in the next turn; return how many bytes left in it."""
+        before = sum(map(len, self.written))
+        due, self.next = self.next, []
+        for call in due:
+            call()
+        return sum(map(len, self.written)) - before
+
+    def bulk_progressed(self) -> None: ...
+
+    def bulk_ended(self) -> None:
+        self.ended += 1
+
+    def bulk_failed(self, error: OSError) -> None:
+        raise error
+
+
+PIECES = [bytes([at]) * 300_000 for at in range(40)]
+
+
+def test_a_client_that_takes_all_at_once_gets_a_bounded_part_in_each_turn() -> None:
+    ready = Ready()
+    ready.sender.send(PIECES)
+    sizes = [sum(map(len, ready.written))]
+    while ready.next:
+        assert not ready.ended
+        ready.sender.resume()  # whatever else goes on meanwhile
+        sizes.append(ready.turn())
+    assert max(sizes) < WRITTEN_MAX + CHUNK
+    assert b"".join(ready.written) == b"".join(PIECES)
+    assert ready.ended == 1
+
+
+def test_what_a_client_no_longer_takes_waits_until_it_does() -> None:
+    ready = Ready()
+    ready.sender.send(PIECES)
+    ready.is_writable = False
+    assert (ready.turn(), ready.next) == (0, [])
+    ready.is_writable = True
+    ready.sender.resume()
+    while ready.next:
+        ready.turn()
+    assert b"".join(ready.written) == b"".join(PIECES)
+
+
+def test_an_answer_that_is_broken_off_goes_on_in_no_later_turn() -> None:
+    ready = Ready()
+    ready.sender.send(PIECES)
+    ready.sender.close()
+    assert ready.next == []
