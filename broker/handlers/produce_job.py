@@ -130,9 +130,9 @@ def ordering(job: ProduceJob, request: ProduceRequest) -> Work[Topics]:
             done += 1
             if not done % ROWS_A_STEP:
                 yield
-    for (topic, index), given in repeated.items():
-        named[topic][index] = _last(job, topic, index, given)
-        yield
+    while repeated:
+        (topic, index), given = repeated.popitem()
+        named[topic][index] = yield from _last(job, topic, index, given)
     topics: Topics = []
     for topic, known in named.items():
         ordered: list[tuple[int, memoryview | None]] = []
@@ -146,17 +146,24 @@ def ordering(job: ProduceJob, request: ProduceRequest) -> Work[Topics]:
     return topics
 
 
-def _last(job: ProduceJob, topic: TopicKey, index: int, given: list[memoryview | None]) -> memoryview | None:
-    if len(given) == 1:
-        return given[0]
-    sound, refused = [], []
-    for records in given:
+def _last(
+    job: ProduceJob, topic: TopicKey, index: int, given: list[memoryview | None]
+) -> Work[memoryview | None]:
+    """Return the one of a partition's record sets that is appended. Uses them up."""
+    last, sound, refused = given[-1], None, None
+    given.reverse()
+    while given:
+        records = given.pop()
         try:
             check_one_batch(records, job.version)
-            sound.append(records)
+            sound = records
         except KafkaError as error:
-            refused.append(error)
-    if sound and refused:
+            refused = error.with_traceback(None)
+        if not len(given) % ROWS_A_STEP:
+            yield
+    if sound is None:
+        return last
+    if refused is not None:
         job.failed = True
-        job.refused[topic, index] = error_result(index, refused[-1])
-    return sound[-1] if sound else given[-1]
+        job.refused[topic, index] = error_result(index, refused)
+    return sound
