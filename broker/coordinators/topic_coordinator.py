@@ -292,4 +292,4 @@ def _hash(key: str) -> int:
 
 _REMEMBERED_LENGTH_MAX: Final = 100
 known_hash = lru_cache(maxsize=4096)(_hash)
-"""A client asks about the same few ids again and again, and a character costs 0.1 µs."""
+"""A client asks about the same few ids again and again, and a character costs 0.04 µs."""
