@@ -18,7 +18,7 @@ from broker.coordinators.groups.consumer_group import count_of
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat
 from broker.coordinators.groups.modern.reconcile import Claim
 from broker.handlers.later import Again, Later
-from broker.handlers.results import ROWS_AT_ONCE
+from broker.handlers.results import ROWS_AT_ONCE, message_of
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -158,7 +158,7 @@ class ConsumerGroupHandlers:
             return {
                 "group_id": group_id,
                 "error_code": error.code,
-                "error_message": error.message,
+                "error_message": message_of(error),
                 "group_state": "",
                 "group_epoch": 0,
                 "assignment_epoch": 0,
@@ -186,7 +186,7 @@ def _refused(error: KafkaError) -> Fields:
     return {
         "throttle_time": 0,
         "error_code": error.code,
-        "error_message": error.message,
+        "error_message": message_of(error),
         "member_epoch": 0,
         "heartbeat_interval": 0,
     }

@@ -32,7 +32,7 @@ from broker.coordinators.groups.offsets import Commit, DeleteGroups, DeleteOffse
 from broker.handlers.coordinators import sorted_by_partition
 from broker.handlers.later import Later
 from broker.handlers.offset_rows import Named, OffsetRows, Row, to_commit
-from broker.handlers.results import ROWS_AT_ONCE
+from broker.handlers.results import ROWS_AT_ONCE, cut_message
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -335,7 +335,8 @@ class GroupHandlers:
 
     def _describe(self, ctx: Context, group_id: str, wants_operations: bool) -> Work[Fields]:
         try:
-            found = yield from self._groups.machine(group_id).describe(group_id)
+            machine = self._groups.machine(group_id)
+            found = yield from machine.describe(group_id)
         except KafkaError as error:
             return _undescribed(group_id, error.code, "")
         operations = _GROUP_OPERATIONS if wants_operations else _NOT_ASKED
@@ -344,20 +345,14 @@ class GroupHandlers:
                 # To these clients a dead group is a group like any other.
                 return {**_undescribed(group_id, ErrorCode.none, "Dead"), "authorized_operations": operations}
             missing = _undescribed(group_id, ErrorCode.group_id_not_found, "Dead")
-            what = "is not a classic group" if self._is_consumer_group(group_id) else "not found"
-            return {**missing, "error_message": f"Group {group_id} {what}."}
+            what = "is not a classic group" if group_id in machine.consumers else "not found"
+            return {**missing, "error_message": cut_message(f"Group {group_id} {what}.")}
         return {
             **found,
             "error_code": ErrorCode.none,
             "error_message": None,
             "authorized_operations": operations,
         }
-
-    def _is_consumer_group(self, group_id: str) -> bool:
-        try:
-            return group_id in self._groups.machine(group_id).consumers
-        except KafkaError:
-            return False
 
     async def delete_groups(self, ctx: Context, request: DeleteGroupsRequest) -> Fields:
         by_partition = await self._turns.run(

@@ -24,6 +24,7 @@ R = TypeVar("R")
 
 ROWS_AT_ONCE: Final = 16
 """Rows, of a microsecond or a few each, between two turns."""
+NAMES_AT_ONCE: Final = 64
 SORTED_AT_ONCE: Final = 256
 MESSAGE_MAX_CHARS: Final = 1_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -37,10 +38,11 @@ def decision_timeout_ms(timeout: timedelta, config: BrokerConfig) -> int:
 
 def message_of(error: KafkaError | Refusal) -> str | None:
     """The message for a response: it may quote as much as a string holds, and must fit one itself."""
-    message = error.message
-    if message is None or len(message) <= MESSAGE_MAX_CHARS:
-        return message
-    return f"{message[:MESSAGE_MAX_CHARS]}…"
+    return None if error.message is None else cut_message(error.message)
+
+
+def cut_message(message: str) -> str:
+    return message if len(message) <= MESSAGE_MAX_CHARS else f"{message[:MESSAGE_MAX_CHARS]}…"
 
 
 def error_fields(error: Refusal | None) -> Fields:
@@ -58,6 +60,16 @@ def rows(make: Callable[[T], R], items: Iterable[T]) -> Work[list[R]]:
         if at % ROWS_AT_ONCE == 0:
             yield
     return made
+
+
+def distinct(items: Iterable[T]) -> Work[dict[T, None]]:
+    """Return each of them once, in their order, put together in turns."""
+    rest = iter(items)
+    found: dict[T, None] = {}
+    while some := dict.fromkeys(islice(rest, NAMES_AT_ONCE)):
+        found.update(some)
+        yield
+    return found
 
 
 def in_order(items: Iterable[T]) -> Work[Iterator[T]]:

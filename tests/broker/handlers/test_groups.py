@@ -763,6 +763,21 @@ async def test_every_version_describes(client: Client, version: int) -> None:
         assert missing.error_message == "Group nobody's not found."
 
 
+async def test_what_is_said_of_a_group_does_not_repeat_all_of_a_long_id(client: Client) -> None:
+    """An answer about thousands of them would be twice as large as the request."""
+    await client.find()
+    for api, fields in (
+        (Api.DESCRIBE_GROUPS, {"groups": ["g" * 30_000]}),
+        (Api.CONSUMER_GROUP_DESCRIBE, {"group_ids": ["g" * 30_000]}),
+    ):
+        answer = await client.call(
+            api, SERVED[api].max_version, **fields, include_authorized_operations=False
+        )
+        (missing,) = answer.groups
+        assert missing.error_code is ErrorCode.group_id_not_found
+        assert missing.error_message == f"Group {'g' * 994}…"
+
+
 @pytest.mark.parametrize("version", versions(Api.DELETE_GROUPS))
 async def test_every_version_deletes(client: Client, version: int) -> None:
     await client.find()
