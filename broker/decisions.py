@@ -10,8 +10,9 @@ then applied, then its replies are sent, in this order; what was refused raised 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from protocol.errors import ErrorCode, KafkaError
 
@@ -19,6 +20,9 @@ StateT_contra = TypeVar("StateT_contra", contravariant=True)
 MeansT_contra = TypeVar("MeansT_contra", contravariant=True)
 RecordT_co = TypeVar("RecordT_co", covariant=True)
 ResponseT_co = TypeVar("ResponseT_co", covariant=True)
+
+
+LISTED_MAX_CHARS: Final = 1_000
 
 
 class Decision(NamedTuple, Generic[RecordT_co, ResponseT_co]):
@@ -44,6 +48,18 @@ class Refusal:
     @classmethod
     def of(cls, error: KafkaError) -> Refusal:
         return cls(error.code, error.message)
+
+
+def listed(names: Iterable[str], separator: str) -> str:
+    """Return the names for a message, which is cut anyway: those of a request may have 100 MB in all."""
+    told: list[str] = []
+    left = LISTED_MAX_CHARS
+    for name in names:
+        told.append(name[:left])
+        left -= len(name) + len(separator)
+        if left <= 0:
+            break
+    return separator.join(told)
 
 
 class Command(Protocol[StateT_contra, MeansT_contra, RecordT_co, ResponseT_co]):

@@ -38,10 +38,10 @@ def _group_default(config: Levels, definition: Definition) -> Any:
 
 
 def check_group_configs(config: Levels, overrides: Mapping[str, str]) -> None:
-    check_lengths(overrides)
     for name in overrides:
         if name not in GROUP:
             raise ConfigError(f"Unknown group config name: {name}")
+    check_lengths(overrides)
     values = group_values(config, overrides)
     for name, value in values.items():
         kind, _, what = name.partition(".")

@@ -80,11 +80,11 @@ def check_topic_configs(
     config: Levels, overrides: Mapping[str, str], *, before: Mapping[str, str], is_internal: bool
 ) -> None:
     """ConfigError unless a topic may have all these settings together; `before` are those it has."""
-    check_lengths(overrides)
     for name in overrides:
         if name not in TOPIC and name not in HIDDEN_TOPIC:
             check_wal_name(name, TOPIC)
             raise ConfigError(f"Unknown topic config name: {name}")
+    check_lengths(overrides)
     for name, definition in HIDDEN_TOPIC.items():
         if name in overrides:
             definition.parse(overrides[name])

@@ -39,7 +39,7 @@ from broker.control.metadata_records import (
     topic_records,
 )
 from broker.control.placement import assigned_partition, check_assignment, place_new
-from broker.decisions import Decision, Refusal
+from broker.decisions import Decision, Refusal, listed
 from protocol.errors import ErrorCode, KafkaError
 from protocol.work import Work
 
@@ -187,7 +187,7 @@ def _create(
             ErrorCode.invalid_topic_exception,
             f"Topic '{topic.name}' cannot be created: {REMOTE_PREFIX}* is for topics of the brokers.",
         )
-    changes = _first_configs(rules, topic)
+    changes = yield from _first_configs(rules, topic)
     if topic.assignments:
         partitions = yield from _assigned(image, topic)
     else:
@@ -195,13 +195,20 @@ def _create(
     return TopicImage(name=topic.name, id=rules.new_id(), partitions=partitions), changes
 
 
-def _first_configs(rules: Rules, topic: NewTopic) -> list[ConfigChanged]:
-    missing = [name for name, value in topic.configs if value is None]
+def _first_configs(rules: Rules, topic: NewTopic) -> Work[list[ConfigChanged]]:
+    values: dict[str, str] = {}
+    missing: list[str] = []
+    for at, (name, value) in enumerate(topic.configs, 1):
+        if value is None:
+            missing.append(name)
+        else:
+            values[name] = value
+        if at % LOOKED_AT_ONCE == 0:
+            yield
     if missing:
         raise KafkaError(
-            ErrorCode.invalid_config, f"Null value not supported for topic configs: {','.join(missing)}"
+            ErrorCode.invalid_config, f"Null value not supported for topic configs: {listed(missing, ',')}"
         )
-    values = {name: value for name, value in topic.configs if value is not None}
     try:
         is_internal = is_of_the_brokers(topic.name)
         check_topic_configs(rules.config, values, before={}, is_internal=is_internal)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from broker.config.describe import (
@@ -38,8 +38,8 @@ from broker.control.config_changes import (
 )
 from broker.control.image import Image
 from broker.control.topics import check_topic_name
-from broker.decisions import Refusal
-from broker.handlers.results import ROWS_AT_ONCE, error_fields, in_order, rows
+from broker.decisions import Refusal, listed
+from broker.handlers.results import ROWS_AT_ONCE, distinct, error_fields, in_order, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
@@ -108,7 +108,8 @@ class ConfigHandlers:
         results = []
         room = DESCRIBED_ROWS_MAX
         for resource in request.resources:
-            result = _described(self._cluster, request, resource, known, has_room=room > 0)
+            wanted = yield from distinct(resource.configuration_keys or ())
+            result = _described(self._cluster, request, resource, wanted, known, has_room=room > 0)
             room -= max(RESOURCE_ROWS, len(result["configs"]))
             results.append(result)
             yield
@@ -134,14 +135,7 @@ class ConfigHandlers:
         for resource in request.resources:
             yield
             key = (resource.resource_type, resource.resource_name)
-            ops = tuple(
-                ConfigOp(
-                    name=_known_name(key, config.name, told),
-                    operation=config.config_operation,
-                    value=config.value,
-                )
-                for config in resource.configs
-            )
+            ops = tuple((yield from rows(partial(_op, key, told), resource.configs)))
             try:
                 _check_change(
                     key, repeated, [(op.name, op.value) for op in ops if op.operation != Operation.DELETE]
@@ -179,7 +173,7 @@ class ConfigHandlers:
         for resource in request.resources:
             yield
             key = (resource.resource_type, resource.resource_name)
-            asked = tuple((_known_name(key, config.name, told), config.value) for config in resource.configs)
+            asked = yield from rows(partial(_named, key, told), resource.configs)
             values = tuple((name, value) for name, value in asked if value is not None)
             try:
                 _check_change(key, repeated, asked)
@@ -282,6 +276,7 @@ def _described(
     cluster: Cluster,
     request: DescribeConfigsRequest,
     resource: DescribeConfigsResource,
+    wanted: Collection[str],
     known: dict[Resource, list[Fields]],
     *,
     has_room: bool,
@@ -298,7 +293,6 @@ def _described(
             return {**named, **error_fields(Refusal.of(error)), "configs": ()}
         synonyms, documented = request.include_synonyms, request.include_documentation
         configs = known[key] = [_row(row, synonyms, documented) for row in found]
-    wanted = frozenset(resource.configuration_keys or ())
     if wanted:
         configs = [row for row in configs if row["name"] in wanted]
     return {**named, "error_code": ErrorCode.none, "error_message": "", "configs": configs}
@@ -405,7 +399,7 @@ def _check_change(key: Resource, repeated: set[Resource], values: Iterable[tuple
         raise KafkaError(ErrorCode.invalid_request, f"Unknown resource type {key[0]}")
     missing = [name for name, value in values if value is None]
     if missing:
-        raise KafkaError(ErrorCode.invalid_request, f"Null value not supported for : {', '.join(missing)}")
+        raise KafkaError(ErrorCode.invalid_request, f"Null value not supported for : {listed(missing, ', ')}")
 
 
 def _check_broker_id(cluster: Cluster, name: str) -> None:
@@ -423,6 +417,15 @@ def _check_broker_id(cluster: Cluster, name: str) -> None:
                 ErrorCode.invalid_request,
                 f"Unexpected broker id, expected {cluster.node_id}, but received {name}",
             )
+
+
+def _op(key: Resource, told: set[str], config: IncrementalConfig) -> ConfigOp:
+    name = _known_name(key, config.name, told)
+    return ConfigOp(name=name, operation=config.config_operation, value=config.value)
+
+
+def _named(key: Resource, told: set[str], config: AlterableConfig) -> tuple[str, str | None]:
+    return _known_name(key, config.name, told), config.value
 
 
 def _known_name(key: Resource, name: str, told: set[str]) -> str:

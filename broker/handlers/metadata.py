@@ -20,7 +20,7 @@ from broker.control.image import Image, TopicImage
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import PartitionImage
 from broker.control.topics import NewTopic, internal_topic, invalid_topic_name
-from broker.handlers.results import ROWS_AT_ONCE, in_order, rows
+from broker.handlers.results import ROWS_AT_ONCE, distinct, in_order, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -119,7 +119,7 @@ class MetadataHandlers:
         cluster = self._cluster
         cursor = request.cursor
         after = "" if cursor is None else cursor.topic_name
-        asked = dict.fromkeys((yield from rows(lambda topic: topic.name, request.topics)))
+        asked = yield from distinct(topic.name for topic in request.topics)
         if _wrong_cursor(cursor, asked):
             named = yield from in_order(asked)
             errors = yield from rows(lambda name: _topic_error(name, ErrorCode.invalid_request), named)
@@ -264,8 +264,8 @@ def _metadata_topics(view: _View, request: MetadataRequest) -> Work[list[Row]]:
         if ids:
             wanted = (_identified(view, topic_id) for topic_id in ids)
         else:
-            names = yield from rows(lambda topic: topic.name, request.topics or ())
-            wanted = (_named(view, name) for name in dict.fromkeys(names))
+            names = yield from distinct(topic.name for topic in request.topics or ())
+            wanted = (_named(view, name) for name in names)
     for at, each in enumerate(wanted, 1):
         topics.append((yield from each))
         if at % ROWS_AT_ONCE == 0:

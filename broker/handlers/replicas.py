@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.control.brokers import UnregisterBroker
@@ -25,7 +25,7 @@ from broker.control.leaders import (
     Reassignment,
     ReassignmentResult,
 )
-from broker.handlers.results import ROWS_AT_ONCE, decision_timeout_ms, error_fields, rows
+from broker.handlers.results import ROWS_AT_ONCE, decision_timeout_ms, distinct, error_fields, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode
@@ -248,7 +248,8 @@ def _elected_anywhere(image: Image, results: Iterable[ElectionResult]) -> Work[l
     def row(name: str) -> Fields:
         return {"topic": name, "partition_result": by_topic.get(name, ())}
 
-    return (yield from rows(row, dict.fromkeys((*image.topics, *by_topic))))
+    topics = yield from distinct(chain(image.topics, by_topic))
+    return (yield from rows(row, topics))
 
 
 def _elected(result: ElectionResult) -> Fields:

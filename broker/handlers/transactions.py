@@ -19,7 +19,7 @@ from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.coordinators.patterns import InvalidPattern, compiled
 from broker.coordinators.transactions.transitions import BY_EPOCH
-from broker.handlers.results import ROWS_AT_ONCE
+from broker.handlers.results import ROWS_AT_ONCE, distinct
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -319,11 +319,12 @@ class TransactionHandlers:
                 unknown[name] = None
             if at % ROWS_AT_ONCE == 0:
                 yield
+        producer_ids = frozenset((yield from distinct(request.producer_id_filters)))
         machines: list[TransactionMachine] = self._transactions.machines()
         rows: list[Fields] = []
         for machine in machines:
             rows += yield from machine.listed(
-                producer_ids=frozenset(request.producer_id_filters),
+                producer_ids=producer_ids,
                 states=known if request.state_filters else None,
                 open_longer_than_ms=request.duration_filter,
                 now_ms=self._now_ms(),

@@ -55,6 +55,9 @@ MANY = 1_000
 
 REFUSED: dict[str, ControllerCommand[object]] = {
     "create": CreateTopics(topics=tuple(NewTopic(name=f"no way {at}") for at in range(MANY))),
+    "create with settings": CreateTopics(
+        topics=(NewTopic(name="s", configs=tuple((f"no.{at}", "1") for at in range(MANY))),)
+    ),
     "create again": CreateTopics(topics=(NewTopic(name="t"),) * MANY),
     "delete": DeleteTopics(topics=tuple(TopicRef(name=f"nowhere-{at}") for at in range(MANY))),
     "grow": CreatePartitions(topics=tuple(MorePartitions(name=f"no-{at}", count=2) for at in range(MANY))),

@@ -17,7 +17,7 @@ from broker.handlers.dispatch import Context
 from broker.handlers.log_dirs import LogDirHandlers
 from broker.handlers.peers import PeerHandlers
 from broker.handlers.replicas import ReplicaHandlers
-from broker.handlers.results import ROWS_AT_ONCE, in_order, rows
+from broker.handlers.results import ROWS_AT_ONCE, distinct, in_order, rows
 from broker.turns import Turns
 from protocol.apis import KNOWN, Api, PeerApi
 from protocol.codec import Fields
@@ -87,6 +87,39 @@ REQUESTS: list[tuple[Api | PeerApi, Fields]] = [
         Api.ALTER_CONFIGS,
         {
             "resources": [{"resource_type": 2, "resource_name": name, "configs": []} for name in NAMES],
+            "validate_only": True,
+        },
+    ),
+    (
+        Api.DESCRIBE_CONFIGS,
+        {
+            "resources": [{"resource_type": 2, "resource_name": "t1", "configuration_keys": NAMES}],
+            **BOTH,
+        },
+    ),
+    (
+        Api.INCREMENTAL_ALTER_CONFIGS,
+        {
+            "resources": [
+                {
+                    "resource_type": 2,
+                    "resource_name": "t1",
+                    "configs": [{"name": name, "config_operation": 0, "value": "1"} for name in NAMES],
+                }
+            ],
+            "validate_only": True,
+        },
+    ),
+    (
+        Api.ALTER_CONFIGS,
+        {
+            "resources": [
+                {
+                    "resource_type": 2,
+                    "resource_name": "t1",
+                    "configs": [{"name": name, "value": "1"} for name in NAMES],
+                }
+            ],
             "validate_only": True,
         },
     ),
@@ -227,4 +260,6 @@ def test_rows_are_sorted_in_turns_into_one_order() -> None:
     names = [f"{at * 7919 % 1000}" for at in range(1000)]
     assert [*finish(in_order(names))] == sorted(names)
     assert [*finish(in_order(()))] == []
+    assert [*finish(distinct(names + names))] == list(dict.fromkeys(names))
+    assert sum(1 for _ in distinct(names)) >= len(names) // LOOKED_AT_ONCE
     assert sum(1 for _ in rows(str, names)) == len(names) // ROWS_AT_ONCE
