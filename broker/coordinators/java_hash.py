@@ -23,7 +23,7 @@ _BLOCK: Final[int] = pow(31, _UNITS, _BITS + 1)
 def java_hash(text: str) -> int:
     units = memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
     first = len(units) % _UNITS
-    value = sum(map(mul, units[:first], _POWERS[_UNITS - first :])) & _BITS
+    value: int = sum(map(mul, units[:first], _POWERS[_UNITS - first :])) & _BITS
     for at in range(first, len(units), _UNITS):
         value = (value * _BLOCK + sum(map(mul, units[at : at + _UNITS], _POWERS))) & _BITS
     return value
