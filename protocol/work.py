@@ -9,18 +9,22 @@ iterates over nothing that others change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import wraps
 from heapq import merge
-from itertools import islice
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRichComparison
 
 T = TypeVar("T")
 P = ParamSpec("P")
+OrderedT = TypeVar("OrderedT", bound="SupportsRichComparison")
 
 _FREED: Final = 256
 _SORTED: Final = 512
-"""Names that are sorted at once."""
+_SORTED_CHARS: Final = 1 << 20
+"""Names that are sorted at once: so many, or so many characters."""
 
 Work: TypeAlias = Generator[None, None, T]
 """Yields between its pieces and returns its result."""
@@ -46,23 +50,35 @@ def finish(work: Work[T]) -> T:
             return result
 
 
-def in_order(names: Iterable[str]) -> Work[list[str]]:
+def in_order(names: Iterable[OrderedT]) -> Work[list[OrderedT]]:
     """Return them sorted; what they come from must not change meanwhile."""
-    left = iter(names)
-    runs: list[list[str]] = []
-    while run := sorted(islice(left, _SORTED)):
-        runs.append(run)
-        if len(run) < _SORTED:
-            break
+    runs: list[list[OrderedT]] = []
+    for some in _portions(names, _SORTED, _SORTED_CHARS):
+        runs.append(sorted(some))
         yield
     if len(runs) <= 1:
         return runs[0] if runs else []
-    found: list[str] = []
-    merged = merge(*runs)
-    while some := list(islice(merged, _SORTED // 4)):
+    found: list[OrderedT] = []
+    for some in _portions(merge(*runs), _SORTED // 4, _SORTED_CHARS // 4):
         found += some
         yield
     return found
+
+
+def _portions(items: Iterable[T], count: int, chars: int) -> Iterator[list[T]]:
+    """Yield them in lists of so many, or of so many characters where they are long texts: those that differ
+    in their ends are read in full to be compared."""
+    some: list[T] = []
+    left = chars
+    for item in items:
+        some.append(item)
+        if isinstance(item, str):
+            left -= len(item)
+        if len(some) >= count or left <= 0:
+            yield some
+            some, left = [], chars
+    if some:
+        yield some
 
 
 def let_go(kept: list[Any]) -> Work[None]:

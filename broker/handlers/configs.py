@@ -39,13 +39,13 @@ from broker.control.config_changes import (
 from broker.control.image import Image
 from broker.control.topics import check_topic_name
 from broker.decisions import Refusal, listed
-from broker.handlers.results import ROWS_AT_ONCE, distinct, error_fields, in_order, rows
+from broker.handlers.results import ROWS_AT_ONCE, distinct, error_fields, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError, error_code
 from protocol.messages import decode_response_in_turns, encode_request_in_turns
 from protocol.primitives import Buffer, copied
-from protocol.work import Work, let_go
+from protocol.work import Work, in_order, let_go
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler
@@ -80,6 +80,9 @@ _LEVELS: Final[Mapping[str, int]] = {
     "DEBUG": logging.DEBUG,
     "TRACE": 5,
 }
+_CHANGED_CHARS_MAX: Final = 8 << 20
+"""Of the names and values in one request: Kafka's controller writes what one changes as one batch, which has
+at most 8 MiB."""
 _LEVEL_NAMES: Final = {number: name for name, number in _LEVELS.items()}
 _LISTED: Final = (
     ResourceType.TOPIC,
@@ -375,10 +378,15 @@ def _responses(request: AlterRequest, outcomes: Outcomes) -> Work[list[Fields]]:
 
 
 def _check_size(resources: Iterable[AlteredResource]) -> None:
-    changes = 0
+    changes = chars = 0
     for resource in resources:
         changes += max(1, len(resource.configs))
         if changes > RECORDS_MAX_PER_COMMAND:
+            raise too_large()
+        configs: Iterable[AlterableConfig | IncrementalConfig] = resource.configs
+        for config in configs:
+            chars += len(config.name) + len(config.value or "")
+        if chars > _CHANGED_CHARS_MAX:
             raise too_large()
 
 

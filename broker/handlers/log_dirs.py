@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker.handlers.dispatch import Context, Handler
-from broker.handlers.results import ROWS_AT_ONCE, in_order
+from broker.handlers.results import ROWS_AT_ONCE
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode
-from protocol.work import Work
+from protocol.work import Work, in_order
 from storage.files import Files
 from storage.log_manager import LogManager
 

@@ -20,11 +20,11 @@ from broker.control.image import Image, TopicImage
 from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.control.metadata_records import PartitionImage
 from broker.control.topics import NewTopic, internal_topic, invalid_topic_name
-from broker.handlers.results import ROWS_AT_ONCE, distinct, in_order, rows
+from broker.handlers.results import ROWS_AT_ONCE, distinct, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
-from protocol.work import Work
+from protocol.work import Work, in_order
 
 if TYPE_CHECKING:
     from broker.handlers.dispatch import Context, Handler

@@ -1,5 +1,5 @@
-"""What answers share: how long a decision may take, how an error is given, and
-how many rows are made, or sorted, between two turns.
+"""What answers share: how long a decision may take, how an error is given, and how many rows are made, or
+names looked at, between two turns.
 
 Owns: the wait of a request that names a time, the error of one item of a response. Does not own: an error of
 the whole request (the dispatcher's error replies). Invariant: a message always fits into a response.
@@ -7,9 +7,8 @@ the whole request (the dispatcher's error replies). Invariant: a message always 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from heapq import merge
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -25,7 +24,6 @@ R = TypeVar("R")
 ROWS_AT_ONCE: Final = 16
 """Rows, of a microsecond or a few each, between two turns."""
 NAMES_AT_ONCE: Final = 64
-SORTED_AT_ONCE: Final = 256
 MESSAGE_MAX_CHARS: Final = 1_000
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -70,13 +68,3 @@ def distinct(items: Iterable[T]) -> Work[dict[T, None]]:
         found.update(some)
         yield
     return found
-
-
-def in_order(items: Iterable[T]) -> Work[Iterator[T]]:
-    """Sort them in turns: in runs, which are merged as they are read."""
-    rest = iter(items)
-    runs = []
-    while run := sorted(islice(rest, SORTED_AT_ONCE)):  # type: ignore[type-var]
-        runs.append(run)
-        yield
-    return merge(*runs)  # type: ignore[type-var]

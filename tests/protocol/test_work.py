@@ -22,3 +22,25 @@ def test_names_are_sorted_in_steps_as_at_once(names: list[str], size: int) -> No
 def test_many_names_take_many_steps() -> None:
     names = [f"{at * 7919 % 10_007:05}" for at in range(10_000)]
     assert sum(1 for _ in in_order(names)) > 10_000 / 512
+
+
+def test_long_names_are_sorted_a_few_at_once() -> None:
+    """Those that differ in their ends alone are read in full to be compared."""
+    compared = [0]
+
+    class Name(str):
+        def __lt__(self, other: str) -> bool:
+            compared[0] += 1
+            return str.__lt__(self, other)
+
+    names = [Name(f"{at * 7919 % 1_009:030000}") for at in range(400)]
+    most = before = 0
+    steps = in_order(names)
+    try:
+        while True:
+            next(steps)
+            most = max(most, compared[0] - before)
+            before = compared[0]
+    except StopIteration as end:
+        assert end.value == sorted(names)
+    assert most < 300

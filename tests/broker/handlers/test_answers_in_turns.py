@@ -17,12 +17,12 @@ from broker.handlers.dispatch import Context
 from broker.handlers.log_dirs import LogDirHandlers
 from broker.handlers.peers import PeerHandlers
 from broker.handlers.replicas import ReplicaHandlers
-from broker.handlers.results import ROWS_AT_ONCE, distinct, in_order, rows
+from broker.handlers.results import ROWS_AT_ONCE, distinct, rows
 from broker.turns import Turns
 from protocol.apis import KNOWN, Api, PeerApi
 from protocol.codec import Fields
 from protocol.messages import encode_response, entity
-from protocol.work import Work, finish
+from protocol.work import Work, finish, in_order
 from tests.broker.control.cluster_driver import Site
 from tests.broker.handlers.cluster_client import handlers
 from tests.broker.handlers.test_acls import ACL, FILTER

@@ -244,6 +244,7 @@ def _resource(kind: int, name: str, *ops: tuple[str, int, str | None]) -> dict[s
         (BROKER, "x", [("message.max.bytes", SET, "1")], ErrorCode.invalid_request),
         (BROKER, "+1", [("message.max.bytes", SET, "1")], ErrorCode.invalid_request),
         (TOPIC, "t", [(f"a{at}", SET, "1") for at in range(10_001)], ErrorCode.policy_violation),
+        (BROKER, "1", [(f"a{at}", SET, "x" * 30_000) for at in range(300)], ErrorCode.policy_violation),
         (BROKER, "1", [("message.max.bytes", APPEND, "1")], ErrorCode.invalid_config),
         (GROUP, "g", [("consumer.session.timeout.ms", SET, "1")], ErrorCode.invalid_config),
         (METRICS, "m", [("interval.ms", SET, "1")], ErrorCode.invalid_request),
