@@ -222,8 +222,9 @@ def encode_produce(
 def encoding_produce(
     version: int, correlation_id: int, topics: Sequence[tuple[TopicKey, Sequence[ProduceResult]]]
 ) -> Work[bytes]:
-    """`encode_produce` in steps."""
+    """`encode_produce` in steps. Each joins its own pieces, of which a partition has many."""
     flexible = version >= PRODUCE_FLEXIBLE
+    joined: list[bytes] = []
     out = [b"", NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
     addresses: dict[int, Address] = {}
     for number, (topic, results) in enumerate(topics):
@@ -231,11 +232,13 @@ def encoding_produce(
         out.append(pack_count(len(results), flexible))
         for at in range(0, len(results), ROWS_A_STEP):
             if at or number & _STEP == _STEP:
+                joined.append(b"".join(out))
+                out.clear()
                 yield
             _pack_results(out, version, results[at : at + ROWS_A_STEP], addresses)
         if flexible:
             out.append(NO_TAGS)
-    return _pack_response(out, version, correlation_id, addresses, 0)
+    return _pack_response([*joined, *out], version, correlation_id, addresses, 0)
 
 
 def _pack_results(

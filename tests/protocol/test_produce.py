@@ -7,9 +7,11 @@ from struct import pack
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol import produce
 from protocol.apis import Api
 from protocol.errors import MalformedRequest
 from protocol.messages import encode_response
@@ -19,9 +21,11 @@ from protocol.produce import (
     ProduceResult,
     ProduceShape,
     encode_produce,
+    encoding_produce,
     parse_produce,
 )
 from protocol.records import HEADER_SIZE, OVERHEAD, parse_header
+from protocol.work import finish
 from tests.protocol.strategies import epochs, ids, indexes, int64s, names, produce_versions, request_of
 
 produce_partitions = st.lists(st.tuples(indexes, st.none() | st.binary(max_size=300)), min_size=1, max_size=3)
@@ -176,3 +180,19 @@ def test_produce_garbage_is_malformed_or_read(version: int, data: bytes) -> None
         parse_produce(memoryview(data), 0, version)
     except MalformedRequest:
         pass
+
+
+def test_a_long_answer_is_joined_as_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition has several pieces: to join those of 100,000 in the end would take a step of 30 ms."""
+    topics = [(f"t{at}", [ProduceResult(0, 3)]) for at in range(3_000)]
+    topics.append(("u", [ProduceResult(at, 3) for at in range(3_000)]))
+    pack_response, left = produce._pack_response, []
+
+    def counted(out: list[bytes], *rest: Any) -> bytes:
+        left.append(len(out))
+        return pack_response(out, *rest)
+
+    monkeypatch.setattr(produce, "_pack_response", counted)
+    assert finish(encoding_produce(12, 7, topics)) == encode_produce(12, 7, topics)
+    assert left[0] < 1_000
+    assert left[1] > 30_000
