@@ -46,10 +46,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-GC_THRESHOLDS: Final = (10_000, 10, 1000)
-"""A middle collection looks through as many objects as the first two numbers' product, which takes 8 ms; with
-50,000 and 20 one took 113 ms while rows of a large request were made. A full one takes 200 ms with two
-million objects; it is as rare as with (50,000, 20, 100), and what was there at the start is frozen."""
+GC_THRESHOLDS: Final = (4_000, 8, 3_000)
+"""A middle collection looks through 40,000 objects, a little more than the first two numbers' product, which
+takes 10 ms while rows of a large request are made; with 10,000 and 10 it took up to 40 ms. A full one takes
+200 ms with two million objects; it is as rare as with (50,000, 20, 100), and what was there at the start is
+frozen."""
 
 REMEMBERED: Final = (uuid_of, lone_record_size, java_hash_kept, known_hash)
 """What is remembered of thousands of values that clients name: to find it again costs a microsecond, and what
