@@ -94,9 +94,11 @@ class Machine(Protocol[CommandT_contra, RecordT]):
     """
 
     def decide(
-        self, command: CommandT_contra, token: int, now: Instant
+        self, command: CommandT_contra, draft: DecisionDraft[RecordT]
     ) -> Decision[RecordT, Any] | Work[Decision[RecordT, Any]]:
-        """Raise KafkaError, having changed nothing, to refuse the command."""
+        """Raise KafkaError, having changed nothing, to refuse the command. What the draft holds after any
+        other error is lost, but for whose waiting was over: they are told of the error.
+        """
 
     def tick(self, now: Instant) -> Decision[RecordT, Any] | Work[Decision[RecordT, Any]]:
         """Do what the deadlines up to now ask for; the decision has no response."""

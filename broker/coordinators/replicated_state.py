@@ -20,7 +20,15 @@ from enum import Enum, auto
 from types import GeneratorType
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
 
-from broker.coordinators.machine import Encoded, Instant, Machine, Share, TransactionalProducer, in_steps
+from broker.coordinators.machine import (
+    DecisionDraft,
+    Encoded,
+    Instant,
+    Machine,
+    Share,
+    TransactionalProducer,
+    in_steps,
+)
 from broker.decisions import Decision
 from broker.turns import Turns
 from protocol import records as batches
@@ -426,24 +434,24 @@ class ReplicatedState(Generic[MachineT]):
             self._round.scopes[_MARKERS] = None
             self._flush_soon()
             return None
+        draft: DecisionDraft[Any] = DecisionDraft(self._now(), token)
         if isinstance(command, _Tick):
-            return self._deciding(machine, command, _ALL, token, self._ticking(machine))
+            return self._deciding(machine, command, _ALL, draft, self._ticking(machine, draft.now))
         touched = machine.scope(command), machine.share(command), getattr(command, "producer", None)
         made: Any  # a cast is a call
         try:
-            made = machine.decide(command, token, self._now())
+            made = machine.decide(command, draft)
         except KafkaError as error:
             self._fail(token, error)
             return None
         except Exception as error:
-            self._decision_failed(machine, command, token, error)
+            self._decision_failed(machine, command, draft, error)
             return None
         if isinstance(made, GeneratorType):
-            return self._deciding(machine, command, touched, token, made)
+            return self._deciding(machine, command, touched, draft, made)
         return self._decided(machine, touched, token, made)
 
-    def _ticking(self, machine: MachineT) -> Work[Decision[Any, Any]]:
-        now = self._now()
+    def _ticking(self, machine: MachineT, now: Instant) -> Work[Decision[Any, Any]]:
         if self._was_paused:
             self._was_paused = False
             yield from in_steps(machine.resume(now))
@@ -455,20 +463,20 @@ class ReplicatedState(Generic[MachineT]):
         machine: MachineT,
         command: _Entry,
         touched: _Touched,
-        token: int,
+        draft: DecisionDraft[Any],
         work: Work[Decision[Any, Any]],
     ) -> Work[None]:
         try:
             decision = yield from work
         except KafkaError as error:
-            self._fail(token, error)
+            self._fail(draft.token, error)
             return
         except Exception as error:
-            self._decision_failed(machine, command, token, error)
+            self._decision_failed(machine, command, draft, error)
             return
         if not self._is_run_by(machine):
             return
-        rest = self._decided(machine, touched, token, decision)
+        rest = self._decided(machine, touched, draft.token, decision)
         if rest is not None:
             yield from rest
 
@@ -498,16 +506,20 @@ class ReplicatedState(Generic[MachineT]):
         yield from self._answer(replies)
         self._arm_timer()
 
-    def _decision_failed(self, machine: MachineT, command: _Entry, token: int, error: Exception) -> None:
-        """Fail the command that could not be decided: it changed nothing durable. A tick has taken deadlines
-        that would not come again."""
+    def _decision_failed(
+        self, machine: MachineT, command: _Entry, draft: DecisionDraft[Any], error: Exception
+    ) -> None:
+        """Fail the command that could not be decided, and those that it was about to answer: it changed
+        nothing durable, and nobody answers these any more. A tick has taken deadlines that would not come
+        again."""
         self._tell_unforeseen(f"{type(command).__name__.strip('_')} failed", error)
         if not self._is_run_by(machine):
             return
         if isinstance(command, _Tick):
             self._reload(ErrorCode.unknown_server_error, pause_s=LOAD_RETRY_S)
         else:
-            self._fail(token, KafkaError(ErrorCode.unknown_server_error))
+            for waiting in (*(waiting for waiting, _ in draft.replies), draft.token):
+                self._fail(waiting, KafkaError(ErrorCode.unknown_server_error))
 
     def _tell_unforeseen(self, what: str, error: Exception) -> None:
         logger.error("%s-%d: %s", self.topic, self.index, what, exc_info=error)

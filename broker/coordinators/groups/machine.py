@@ -91,9 +91,8 @@ class GroupMachine(GroupShard):
     # --- deciding ---
 
     def decide(
-        self, command: GroupCommand[Any], token: int, now: Instant
+        self, command: GroupCommand[Any], draft: DecisionDraft[CoordinatorRecord]
     ) -> GroupDecision[Any] | Work[GroupDecision[Any]]:
-        draft: DecisionDraft[CoordinatorRecord] = DecisionDraft(now, token)
         if isinstance(command, classic_members.COMMANDS) and command.group_id in self.consumers:
             return classic_members.decide(self, command, draft)
         return command.decide(self, draft)

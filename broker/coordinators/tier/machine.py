@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from broker.control.image import Image
 from broker.control.internal_topics import REMOTE_LOG_METADATA
-from broker.coordinators.machine import Instant
+from broker.coordinators.machine import DecisionDraft, Instant
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.events import Tombstone, decode_event, encode_event, tombstones
@@ -51,8 +51,8 @@ class TierCommand:
     """Told only of a copy that is in this state, or in the event's own; None for any. With the start of a
     copy: it is begun already, and its teller wants a commit of that."""
 
-    def decide(self, state: TierMachine, means: Instant, /) -> TierDecision:
-        return state.decide(self, -1, means)
+    def decide(self, state: TierMachine, draft: DecisionDraft[TierRow], /) -> TierDecision:
+        return state.decide(self, draft)
 
 
 class TierRow(NamedTuple):
@@ -89,7 +89,7 @@ class TierMachine:
 
     # --- deciding ---
 
-    def decide(self, command: TierCommand, token: int, now: Instant) -> TierDecision:
+    def decide(self, command: TierCommand, draft: DecisionDraft[TierRow]) -> TierDecision:
         event = command.event
         self._check_teller(command)
         partition = self.fold.get(partition_of(event))

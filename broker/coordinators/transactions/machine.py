@@ -121,10 +121,10 @@ class TransactionMachine:
             raise KafkaError(ErrorCode.coordinator_not_available, "the transactions take too much memory")
 
     def decide(
-        self, command: TransactionCommand[Any], token: int, now: Instant
+        self, command: TransactionCommand[Any], draft: DecisionDraft[TransactionRecord]
     ) -> TransactionDecision[Any] | Work[TransactionDecision[Any]]:
-        self._clock_lead_ms = now.mono_ms - now.wall_ms
-        return command.decide(self, DecisionDraft(now, token))
+        self._clock_lead_ms = draft.now.mono_ms - draft.now.wall_ms
+        return command.decide(self, draft)
 
     def scope(self, command: TransactionCommand[Any]) -> Hashable | None:
         return getattr(command, "transactional_id", None)

@@ -44,6 +44,26 @@ class Bad:
         raise ZeroDivisionError
 
 
+@dataclass(frozen=True)
+class Later:
+    """A command which a later one answers."""
+
+    group_id: str = "bad"
+
+    def decide(self, shard: Any, draft: Any) -> Any:
+        shard.later = draft.token
+        return draft.decision(soft=True)
+
+
+@dataclass(frozen=True)
+class BadForTwo(Bad):
+    """A command that breaks once it has answered another one."""
+
+    def decide(self, shard: Any, draft: Any) -> Any:
+        draft.reply(shard.later, "joined")
+        return super().decide(shard, draft)
+
+
 @dataclass
 class Faults:
     applies: str = ""
@@ -154,6 +174,22 @@ async def test_a_command_that_cannot_be_decided_fails_alone(
     assert state.machine is machine
     assert "__consumer_offsets-7: Bad failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("steps", [None, 0, 3, 100])
+async def test_whoever_it_was_about_to_answer_hears_of_it(site: Site, steps: int | None) -> None:
+    state = site.start()
+    await state.wait_settled()
+    machine = state.machine
+    waiting = asyncio.ensure_future(state.ask(Later()))
+    await settle()
+    assert not waiting.done()
+    bad = asyncio.ensure_future(state.ask(BadForTwo(steps=steps)))
+    assert await code_of(bad) is ErrorCode.unknown_server_error
+    assert await code_of(waiting) is ErrorCode.unknown_server_error
+    assert state.waiting == 0
+    assert await state.ask(commit(1)) == (ErrorCode.none,)
+    assert state.machine is machine
 
 
 async def test_one_that_waits_in_the_queue_fails_alone_too(site: Site) -> None:

@@ -141,7 +141,9 @@ class ConsumerDriver(Driver):
             self.tokens += 1
             tokens.append(self.tokens)
             try:
-                decision = finish(in_steps(self.machine.decide(command, self.tokens, self.now)))
+                decision = finish(
+                    in_steps(self.machine.decide(command, DecisionDraft(self.now, self.tokens)))
+                )
             except KafkaError as error:
                 self._answer(self.tokens, error.code)
                 continue

@@ -22,7 +22,7 @@ from broker.coordinators.groups.offsets import (
     OffsetToCommit,
 )
 from broker.coordinators.groups.shard import GroupConfig
-from broker.coordinators.machine import Instant, in_steps
+from broker.coordinators.machine import DecisionDraft, Instant, in_steps
 from broker.decisions import Decision
 from protocol.errors import ErrorCode, KafkaError
 from protocol.work import finish
@@ -76,7 +76,7 @@ class Driver:
         self.tokens += 1
         before = self.members()
         try:
-            decision = finish(in_steps(self.machine.decide(command, self.tokens, self.now)))
+            decision = finish(in_steps(self.machine.decide(command, DecisionDraft(self.now, self.tokens))))
         except KafkaError as error:
             self._answer(self.tokens, error.code)
         else:

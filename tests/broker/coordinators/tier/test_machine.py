@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.control.image import Image
 from broker.control.metadata_records import PartitionChanged, PartitionImage, TopicCreated, TopicDeleted
-from broker.coordinators.machine import Instant
+from broker.coordinators.machine import DecisionDraft, Instant
 from broker.coordinators.tier.machine import TierCommand, TierMachine
 from protocol.errors import ErrorCode, KafkaError
 from remote.cold.events import Tombstone
@@ -58,7 +58,7 @@ class Shell:
         self, event: TierEvent, *, leader_epoch: int | None = EPOCH, expects: SegmentState | None = None
     ) -> bool:
         command = TierCommand(event=event, leader_epoch=leader_epoch, expects=expects)
-        decision = self.machine.decide(command, 0, NOW)
+        decision = self.machine.decide(command, DecisionDraft(NOW, 0))
         for row in decision.records:
             key, value = self.machine.encode(row)
             self.rows.append((key, value))
@@ -306,7 +306,7 @@ def test_tombstones_that_were_left_out_are_written_when_it_is_told_again(shell: 
     shell.tell(started())
     shell.tell(update(SegmentState.DELETE_STARTED))
     decision = shell.machine.decide(
-        TierCommand(event=update(SegmentState.DELETE_FINISHED), leader_epoch=EPOCH), 0, NOW
+        TierCommand(event=update(SegmentState.DELETE_FINISHED), leader_epoch=EPOCH), DecisionDraft(NOW, 0)
     )
     first = decision.records[0]
     shell.rows.append(shell.machine.encode(first))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.coordinators.account import MemoryAccount
-from broker.coordinators.machine import Instant, in_steps
+from broker.coordinators.machine import DecisionDraft, Instant, in_steps
 from broker.coordinators.transactions.commands import (
     NEEDS_ID,
     AddPartitions,
@@ -88,7 +88,7 @@ class Driver:
     def _ask(self, command: Any) -> Any:
         before = dict(self.machine.transactions)
         try:
-            decision = finish(in_steps(self.machine.decide(command, 1, self.now)))
+            decision = finish(in_steps(self.machine.decide(command, DecisionDraft(self.now, 1))))
         except KafkaError as error:
             assert self.machine.transactions == before
             return error.code

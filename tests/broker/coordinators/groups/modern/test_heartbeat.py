@@ -11,7 +11,7 @@ from broker.coordinators.groups.consumer_group import GroupState
 from broker.coordinators.groups.modern.heartbeat import ConsumerHeartbeat, ResolveRegexes
 from broker.coordinators.groups.offsets import OffsetToCommit
 from broker.coordinators.groups.shard import CONSUMER_GROUP_BYTES, ConsumerSettings, GroupConfig
-from broker.coordinators.machine import in_steps
+from broker.coordinators.machine import DecisionDraft, in_steps
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.consumer_groups import MemberState, TopicsRecord
 from protocol.work import finish
@@ -38,7 +38,7 @@ def d() -> ConsumerDriver:
 def refusal(d: ConsumerDriver, **changes: Any) -> KafkaError:
     values: dict[str, Any] = {"group_id": GROUP, "member_id": "m", "member_epoch": 0}
     with pytest.raises(KafkaError) as caught:
-        finish(in_steps(d.machine.decide(ConsumerHeartbeat(**(values | changes)), -1, d.now)))
+        finish(in_steps(d.machine.decide(ConsumerHeartbeat(**(values | changes)), DecisionDraft(d.now, -1))))
     return caught.value
 
 
