@@ -262,11 +262,7 @@ class ReplicaManager:
     ) -> Appended:
         """Append a coordinator's batch; return when it is as safe as acks=all makes it. Nothing needs to be
         checked again of one that `is_own`: it was built here just now."""
-        partition = self.partition(topic, index)
-        if expected_leader_epoch is not None and partition.leader_epoch != expected_leader_epoch:
-            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
-        if required_acks == -1:
-            partition.check_acks_all()
+        partition = self._to_append(topic, index, expected_leader_epoch, required_acks)
         leader_epoch, now_ms = partition.leader_epoch, self._world.now_ms()
         if is_own:
             appended = partition.log.append_own(batch, leader_epoch=leader_epoch, now_ms=now_ms)
@@ -274,7 +270,7 @@ class ReplicaManager:
             appended = partition.log.append_records(
                 batch, leader_epoch=leader_epoch, now_ms=now_ms, origin=origin
             )
-        self._write_appended(partition)
+        self._written(partition)
         if required_acks == -1 and partition.log.high_watermark <= appended.last_offset:
             await self._wait_committed(partition, appended.last_offset + 1, timeout_ms)
         return appended
@@ -288,27 +284,34 @@ class ReplicaManager:
         self, topic: str, index: int, batch: bytearray, *, expected_leader_epoch: int
     ) -> Appended:
         """`append` on a partition that stands alone, which waits for nobody."""
-        partition = self.partition(topic, index)
-        if partition.leader_epoch != expected_leader_epoch:
-            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
-        partition.check_acks_all()
+        partition = self._to_append(topic, index, expected_leader_epoch)
         log = partition.log
         appended = log.append_own(batch, leader_epoch=partition.leader_epoch, now_ms=self._world.now_ms())
-        if partition.dirty:
-            # others have appended, and are answered with what this has written
-            self.wake(self.flush())
-        else:
-            partition.advance()
-            self.wake((partition,))
-        if partition.offline:
-            raise KafkaError(ErrorCode.kafka_storage_error)
+        self._written(partition)
         if log.high_watermark <= appended.last_offset:
             raise KafkaError(ErrorCode.not_enough_replicas_after_append)
         return appended
 
-    def _write_appended(self, partition: Partition) -> None:
-        self.touch(partition)
-        self.wake(self.flush())
+    def _to_append(
+        self, topic: str, index: int, expected_leader_epoch: int | None, required_acks: int = -1
+    ) -> Partition:
+        """Return the partition that a coordinator appends to; raise KafkaError where it may not now."""
+        partition = self.partition(topic, index)
+        if expected_leader_epoch is not None and partition.leader_epoch != expected_leader_epoch:
+            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
+        if required_acks == -1:
+            partition.check_acks_all()
+        return partition
+
+    def _written(self, partition: Partition) -> None:
+        """Move the frontier after an append that has written what it appended, and wake who waits for it."""
+        if partition.dirty or partition.syncs:
+            # others have appended, and are answered with what this has written; or more is to be done
+            self.touch(partition)
+            self.wake(self.flush())
+        else:
+            partition.advance()
+            self.wake((partition,))
         if partition.offline:
             raise KafkaError(ErrorCode.kafka_storage_error)
 
@@ -325,10 +328,7 @@ class ReplicaManager:
         acks=all makes it. A marker or a batch of a transaction that the log refuses stops no other; after a
         plain batch that it refuses nothing is appended. Raise KafkaError where nothing was appended, or what
         was may be lost."""
-        partition = self.partition(topic, index)
-        if partition.leader_epoch != expected_leader_epoch:
-            raise KafkaError(ErrorCode.not_leader_or_follower, "the leader epoch changed")
-        partition.check_acks_all()
+        partition = self._to_append(topic, index, expected_leader_epoch)
         outcomes: list[Appended | KafkaError] = []
         refused: KafkaError | None = None
         end = 0
