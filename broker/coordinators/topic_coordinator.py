@@ -20,7 +20,8 @@ from broker.control.image import Delta, Image
 from broker.coordinators.account import MemoryAccount, MemoryShare
 from broker.coordinators.java_hash import java_hash
 from broker.coordinators.machine import Machine
-from broker.coordinators.replicated_state import CoordinatorLog, ReplicatedState, StateConfig, Status
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import CoordinatorLog, StateConfig
 from broker.endpoint import Endpoint
 from broker.ports import World
 from broker.turns import Turns

@@ -30,13 +30,9 @@ from broker.coordinators.groups.modern.regexes import by_size, matched, matching
 from broker.coordinators.groups.offsets import ExpireOffsets
 from broker.coordinators.groups.shard import ConsumerSettings, GroupCommand, GroupConfig
 from broker.coordinators.groups.topics import Topics
-from broker.coordinators.replicated_state import (
-    BATCH_OVERHEAD_BYTES,
-    ReplicatedState,
-    Reply,
-    StateConfig,
-    Status,
-)
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import BATCH_OVERHEAD_BYTES, StateConfig
+from broker.coordinators.shell.waiting import Reply
 from broker.coordinators.topic_coordinator import (
     IDS_AT_ONCE,
     ClusterView,

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from broker.control.image import Image
-from broker.coordinators.replicated_state import CoordinatorLog, ReplicatedState, StateConfig, Status
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import CoordinatorLog, StateConfig
 from broker.coordinators.tier.commands import parse_commands
 from broker.coordinators.tier.machine import TOPIC, TierCommand, TierMachine
 from broker.turns import Turns

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from broker.control.image import Image
-from broker.coordinators.replicated_state import Pace
+from broker.coordinators.pace import Pace
 from broker.coordinators.tier.machine import TOPIC, changed_partition
 from broker.coordinators.tier.view import View
 from broker.net.channel import Channel, PeerLost

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from broker.control.image import Image
-from broker.coordinators.replicated_state import Pace
+from broker.coordinators.pace import Pace
 from broker.coordinators.tier.coordinator import TierCoordinator
 from broker.coordinators.tier.machine import TierCommand
 from protocol.errors import KafkaError

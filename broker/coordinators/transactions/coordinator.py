@@ -23,7 +23,8 @@ from broker.config.broker import BrokerConfig
 from broker.control.feature_levels import TRANSACTION_VERSION
 from broker.control.image import Delta
 from broker.coordinators.account import MemoryAccount, MemoryShare
-from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import StateConfig
 from broker.coordinators.topic_coordinator import (
     ClusterView,
     LeadershipSource,

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC, GroupCoordinator
 from broker.coordinators.groups.offsets import TxnCommit
-from broker.coordinators.replicated_state import coordinator_error
+from broker.coordinators.shell.log import coordinator_error
 from broker.coordinators.transactions.verification import Question, Verifier
 from protocol.errors import ErrorCode, KafkaError
 from storage.producers import UNASKED, Verification

@@ -24,7 +24,8 @@ from typing import Any, Final, Protocol
 
 from broker.control.image import Image
 from broker.control.internal_topics import REMOTE_WAL_LOG_METADATA
-from broker.coordinators.replicated_state import CoordinatorLog, Pace
+from broker.coordinators.pace import Pace
+from broker.coordinators.shell.log import CoordinatorLog
 from broker.coordinators.wal.told import Sender, Told, make_told, object_rows, parse_told
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import Buffer, iter_batches, iter_records

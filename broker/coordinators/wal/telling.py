@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from broker.config.broker import BrokerConfig
 from broker.control.image import Image
 from broker.control.metadata_records import NO_LEADER
-from broker.coordinators.replicated_state import Pace
+from broker.coordinators.pace import Pace
 from broker.coordinators.wal.leader import TOPIC, LedLog, WalTopicLeader
 from broker.coordinators.wal.told import BATCH_OVERHEAD_BYTES, RECORDS_MAX, Sender, make_told, object_rows
 from broker.net.channel import Channel, PeerLost

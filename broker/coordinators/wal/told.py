@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
-from broker.coordinators.replicated_state import Pace
+from broker.coordinators.pace import Pace
 from protocol.errors import CorruptBatch, ErrorCode, KafkaError
 from protocol.records import Buffer, NewRecord, build_batch, check_produced, iter_records
 from protocol.stored.schema import BadRecord

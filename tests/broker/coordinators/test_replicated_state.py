@@ -23,7 +23,8 @@ from broker.coordinators.groups.offsets import (
 )
 from broker.coordinators.groups.shard import ConsumerSettings, GroupConfig
 from broker.coordinators.machine import Instant, TransactionalProducer
-from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import StateConfig
 from broker.turns import Turns
 from protocol import records as batches
 from protocol.compression import Codec
@@ -261,7 +262,7 @@ async def test_a_large_round_is_split_and_stays_in_order(disk: FakeLog, make: Ma
 async def test_the_queue_is_bounded(
     state: ReplicatedState[GroupMachine], disk: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.coordinators.replicated_state.QUEUED_COMMANDS_MAX", 3)
+    monkeypatch.setattr("broker.coordinators.shell.deciding.QUEUED_COMMANDS_MAX", 3)
     disk.gate.clear()
     asked = [asyncio.ensure_future(state.ask(commit(0)))]
     await disk.appending.wait()
@@ -396,7 +397,7 @@ async def test_a_deadline_waits_its_turn_behind_an_append(
     asked = asyncio.ensure_future(state.ask(commit(1, group_id="h")))
     await disk.appending.wait()
     group = state.machine.groups["g"]
-    await until(lambda: state._timer is None)
+    await until(lambda: state._alarm._timer is None)
     assert group.pending_join
     disk.gate.set()
     await asked

@@ -16,7 +16,8 @@ from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.offsets import Commit, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.machine import Instant
-from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import StateConfig
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from protocol.stored.offsets import CoordinatorRecord, OffsetRecord

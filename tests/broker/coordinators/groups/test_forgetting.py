@@ -16,7 +16,8 @@ from broker.coordinators.groups.forgetting import Forgetting
 from broker.coordinators.groups.machine import GroupMachine
 from broker.coordinators.groups.offsets import Commit, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
-from broker.coordinators.replicated_state import ReplicatedState, StateConfig, Status
+from broker.coordinators.replicated_state import ReplicatedState, Status
+from broker.coordinators.shell.log import StateConfig
 from protocol.errors import ErrorCode, KafkaError
 from tests.broker.coordinators.fake_log import FakeLog, turns
 
