@@ -168,12 +168,8 @@ class _Judge:
         for piece in facts.pieces:
             self._pieces[piece.place].append(piece)
         self._authority = {log.place: self._last_epoch(log) for log in facts.logs}
-        # What a checkpoint names is no damage of bytes: its offsets may be in other places, and must be.
-        self._damage = [
-            self._fault_range(fault)
-            for fault in facts.faults
-            if fault.place not in self._void and fault.code != CHECKPOINT_OUTSIDE and not _is_beside(fault)
-        ]
+        self._damage_of = self._damage_by_copy()
+        self._damage = [part for ranges in self._damage_of.values() for part in ranges]
 
     def verdict(self) -> Verdict:
         claims = {run: self._claim(run) for run in self._facts.runs if run.place not in self._void}
@@ -387,6 +383,17 @@ class _Judge:
         ]
         return fault.first, min(ends, default=LIMITLESS)
 
+    def _damage_by_copy(self) -> dict[str, list[Range]]:
+        """Return the offsets that faults leave without sound bytes in each copy. Three kinds of faults leave
+        none: in places that do not count, in files that the batches of a segment can do without, and of
+        checkpoints, as what these name may be in other places, and must be."""
+        damage: dict[str, list[Range]] = defaultdict(list)
+        for fault in self._facts.faults:
+            if fault.place in self._void or fault.code == CHECKPOINT_OUTSIDE or _is_beside(fault):
+                continue
+            damage[tier_of(fault.place)[1]].append(self._fault_range(fault))
+        return damage
+
     def _lost_slices(self) -> list[Range]:
         """Return the ranges between slices of a stream that lie on both sides of objects that are lost. Where
         the partition began to be stored once more between them, both the end of what went before and the
@@ -415,13 +422,10 @@ class _Judge:
         committed = max((min(log.high_watermark, log.end) for log in self._facts.logs), default=-1)
         ends: dict[str, int] = {log.place: log.end for log in self._facts.logs}
         for log in self._facts.logs:
-            damage = [
-                self._fault_range(fault)
-                for fault in self._facts.faults
-                if tier_of(fault.place)[1] == log.place and not _is_beside(fault)
-            ]
             end = ends[log.place]
-            is_damaged = any(first <= end < last or last == LIMITLESS for first, last in damage)
+            is_damaged = any(
+                first <= end < last or last == LIMITLESS for first, last in self._damage_of.get(log.place, ())
+            )
             if log.node in self._context.in_sync and end < committed and not is_damaged:
                 self._find(REPLICA_SHORT, end, committed, log.place, -1, str(committed), str(end))
 
@@ -446,20 +450,19 @@ class _Judge:
         for digest in self._facts.digests:
             if digest.place not in self._void:
                 digests[digest.place].append(digest)
-        faults: dict[str, list[Range]] = defaultdict(list)
-        for fault in self._facts.faults:
-            if not _is_beside(fault):
-                faults[tier_of(fault.place)[1]].append(self._fault_range(fault))
+        unsound: dict[str, list[Range]] = defaultdict(list)
+        for copy, damage in self._damage_of.items():
+            unsound[copy] += damage
         unread: list[Vanished | Skipped] = [*self._facts.vanished, *self._facts.skipped]
         for one_place in unread:
-            faults[tier_of(one_place.place)[1]].append((one_place.first, one_place.end))
+            unsound[tier_of(one_place.place)[1]].append((one_place.first, one_place.end))
         chains = []
         for log in self._facts.logs:
             mine = [each for each in held if each.copy == log.place]
             limit = log.high_watermark
             ranges = [(first, min(end, limit)) for first, end in _should_hold(mine)]
             rank = 0 if log.node == self._context.leader else 1
-            chains.append(_chain(f"local {log.place}", rank, mine, ranges, faults[log.place], digests))
+            chains.append(_chain(f"local {log.place}", rank, mine, ranges, unsound[log.place], digests))
         for tier, rank in (("cold", 2), ("wal", 3)):
             mine = [each for each in held if each.tier == tier and each.counting]
             places: dict[tuple[str, int], list[_Held]] = defaultdict(list)
@@ -474,8 +477,8 @@ class _Judge:
             for number, row in enumerate(layers(spans)):
                 layer = [each for at in row for each in places[names[at]]]
                 ranges = [part for at in row for part in _should_hold(places[names[at]])]
-                damage = [part for at in row for part in faults[names[at][0]]]
-                chains.append(_chain(f"{tier} {number}", rank, layer, ranges, damage, digests))
+                bad = [part for at in row for part in unsound[names[at][0]]]
+                chains.append(_chain(f"{tier} {number}", rank, layer, ranges, bad, digests))
         return chains
 
 
