@@ -26,6 +26,7 @@ from crc32c import crc32c
 from broker.coordinators.topic_coordinator import partition_of
 from protocol.apis import Api
 from protocol.records import build_batch, iter_records, parse_header
+from tests.clients import group_requests
 from tests.clients.blocking import BlockingClient, batch_bounds
 from tests.compat.peers import ApacheKafka, Java, has_leaders, unique, until
 from tests.compat.samples import FIRST_MS
@@ -435,28 +436,8 @@ def list_offsets_fields(name: str, timestamp: int, **options: Any) -> dict[str, 
 
 
 def commit_fields(group: str, name: str, *, offset: int, **options: Any) -> dict[str, Any]:
-    return {
-        "group_id": group,
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "group_instance_id": None,
-        "retention_time": -1,
-        "topics": [
-            {
-                "name": name,
-                "topic_id": TopicId(name),
-                "partitions": [
-                    {
-                        "partition_index": 0,
-                        "committed_offset": offset,
-                        "committed_leader_epoch": -1,
-                        "committed_metadata": "noted",
-                    }
-                ],
-            }
-        ],
-        **options,
-    }
+    topic = group_requests.topic_row(name, TopicId(name), [group_requests.offset_row(0, offset, "noted")])
+    return group_requests.commit_fields(group, [topic], **options)
 
 
 def offset_fetch_fields(group: str, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from protocol.apis import SERVED, Api
+from tests.clients.group_requests import heartbeat_fields, join_group_fields
 from tests.compat.differential import (
     Side,
     TopicId,
@@ -42,19 +43,8 @@ def new_topic(twins: Twins, partitions: int) -> str:
 
 
 def _assigns(side: Side, topic: str, partitions: int) -> bool:
-    answer = side.client.call(
-        BEAT,
-        0,
-        group_id=unique("scratch"),
-        member_id="m",
-        member_epoch=0,
-        instance_id=None,
-        rack_id=None,
-        rebalance_timeout=300_000,
-        subscribed_topic_names=[topic],
-        server_assignor=None,
-        topic_partitions=[],
-    )
+    fields = join_group_fields(unique("scratch"), "m", subscribed_topic_names=[topic])
+    answer = side.client.call(BEAT, 0, **fields)
     rows = answer.assignment.topic_partitions if answer.assignment is not None else ()
     return sum(len(row.partitions) for row in rows) == partitions
 
@@ -77,27 +67,12 @@ class Group:
         self.twins.same(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource], validate_only=False)
 
     def beat(self, member_id: str, epoch: int, version: int = 1, **changes: Any) -> Any:
-        fields: dict[str, Any] = {
-            "group_id": self.group_id,
-            "member_id": member_id,
-            "member_epoch": epoch,
-            "instance_id": None,
-            "rack_id": None,
-            "rebalance_timeout": -1,
-            "subscribed_topic_names": None,
-            "subscribed_topic_regex": None,
-            "server_assignor": None,
-            "topic_partitions": None,
-        }
-        return self.same(BEAT, version, **(fields | changes))
+        fields = heartbeat_fields(self.group_id, member_id, epoch) | changes
+        return self.same(BEAT, version, **fields)
 
     def join(self, member_id: str, version: int = 1, **changes: Any) -> Any:
-        first: dict[str, Any] = {
-            "rebalance_timeout": 300_000,
-            "subscribed_topic_names": [self.topic],
-            "topic_partitions": [],
-        }
-        return self.beat(member_id, 0, version, **(first | changes))
+        fields = join_group_fields(self.group_id, member_id, subscribed_topic_names=[self.topic]) | changes
+        return self.same(BEAT, version, **fields)
 
     def owns(self, *partitions: int) -> list[Any]:
         return [{"topic_id": TopicId(self.topic), "partitions": list(partitions)}] if partitions else []
@@ -294,20 +269,14 @@ def group_beat_of_each(group: Group, member_id: str) -> list[Any]:
             Api.CONSUMER_GROUP_DESCRIBE, 1, group_ids=[group.group_id], include_authorized_operations=False
         )
         (member,) = described.groups[0].members
-        answer = side.client.call(
-            BEAT,
-            1,
-            group_id=group.group_id,
-            member_id=member_id,
+        fields = join_group_fields(
+            group.group_id,
+            member_id,
             member_epoch=member.member_epoch,
-            instance_id=None,
-            rack_id=None,
-            rebalance_timeout=300_000,
             subscribed_topic_names=[],
             subscribed_topic_regex=group.topic[:-1] + ".",
-            server_assignor=None,
-            topic_partitions=[],
         )
+        answer = side.client.call(BEAT, 1, **fields)
         found.append(answer.assignment.topic_partitions if answer.assignment is not None else None)
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from protocol.apis import SERVED, Api
+from tests.clients.group_requests import heartbeat_fields, join_group_fields
 from tests.compat.differential import (
     Side,
     TopicId,
@@ -45,19 +46,9 @@ class Member:
     order in which a hash table of Java has the members."""
 
     def fields(self, **options: Any) -> dict[str, Any]:
-        return {
-            "group_id": self.group,
-            "member_id": self.id,
-            "member_epoch": self.epoch,
-            "instance_id": None,
-            "rack_id": None,
-            "rebalance_timeout": 60_000 if self.epoch == JOINING else -1,
-            "subscribed_topic_names": self.topics if self.epoch == JOINING else None,
-            "subscribed_topic_regex": None,
-            "server_assignor": None,
-            "topic_partitions": [] if self.epoch == JOINING else self.owned.get,
-            **options,
-        }
+        if self.epoch == JOINING:
+            return join_group_fields(self.group, self.id, subscribed_topic_names=self.topics) | options
+        return heartbeat_fields(self.group, self.id, self.epoch, topic_partitions=self.owned.get) | options
 
     def beat(self, twins: Twins, version: int = 1, **options: Any) -> Any:
         """One heartbeat; what the answers tell is taken over."""

@@ -17,6 +17,7 @@ from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.coordinators.fake_log import settle
 from tests.broker.handlers.test_groups import GROUP, TOPIC_ID, Client, config, versions
+from tests.clients.group_requests import heartbeat_fields, join_group_fields
 
 BEAT, DESCRIBE = Api.CONSUMER_GROUP_HEARTBEAT, Api.CONSUMER_GROUP_DESCRIBE
 
@@ -38,29 +39,11 @@ async def client() -> AsyncIterator[Client]:
 
 
 async def beat(client: Client, version: int = -1, **changes: Any) -> Any:
-    fields: dict[str, Any] = {
-        "group_id": GROUP,
-        "member_id": "m",
-        "member_epoch": 2,
-        "instance_id": None,
-        "rack_id": None,
-        "rebalance_timeout": -1,
-        "subscribed_topic_names": None,
-        "subscribed_topic_regex": None,
-        "server_assignor": None,
-        "topic_partitions": None,
-    }
-    return await client.call(BEAT, version, **(fields | changes))
+    return await client.call(BEAT, version, **(heartbeat_fields(GROUP, "m", 2) | changes))
 
 
 async def join(client: Client, version: int = -1, **changes: Any) -> Any:
-    first: dict[str, Any] = {
-        "member_epoch": 0,
-        "rebalance_timeout": 300_000,
-        "subscribed_topic_names": ["t"],
-        "topic_partitions": [],
-    }
-    return await beat(client, version, **(first | changes))
+    return await client.call(BEAT, version, **(join_group_fields(GROUP, "m") | changes))
 
 
 def partitions(answer: Any) -> dict[UUID, list[int]]:

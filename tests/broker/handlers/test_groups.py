@@ -33,6 +33,7 @@ from protocol.work import finish
 from storage.policy import LogConfig
 from tests.broker.coordinators.fake_log import AppendedAt, FakeLog, settle, turns
 from tests.broker.coordinators.groups.group_driver import subscription
+from tests.clients.group_requests import commit_fields, offset_row, topic_row
 
 TOPIC_ID = UUID(int=7)
 GROUP = "g"
@@ -228,26 +229,10 @@ class Client:
         return code
 
     async def commit(self, offset: int, partition: int = 0, version: int = -1, **changes: Any) -> ErrorCode:
-        row = {
-            "partition_index": partition,
-            "committed_offset": offset,
-            "committed_leader_epoch": 2,
-            "committed_metadata": changes.pop("metadata", "why"),
-        }
-        topic = {
-            "name": changes.pop("topic", "t"),
-            "topic_id": changes.pop("topic_id", TOPIC_ID),
-            "partitions": [row],
-        }
-        fields: dict[str, Any] = {
-            "group_id": GROUP,
-            "generation_id_or_member_epoch": -1,
-            "member_id": "",
-            "group_instance_id": None,
-            "retention_time": -1,
-            "topics": [topic],
-        }
-        reply = await self.call(Api.OFFSET_COMMIT, version, **(fields | changes))
+        row = offset_row(partition, offset, changes.pop("metadata", "why"), leader_epoch=2)
+        topic = topic_row(changes.pop("topic", "t"), changes.pop("topic_id", TOPIC_ID), [row])
+        fields = commit_fields(GROUP, [topic]) | changes
+        reply = await self.call(Api.OFFSET_COMMIT, version, **fields)
         (answered,) = reply.topics
         assert getattr(answered, "name", topic["name"]) == topic["name"]
         assert getattr(answered, "topic_id", topic["topic_id"]) == topic["topic_id"]

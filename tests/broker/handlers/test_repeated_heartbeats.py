@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -11,44 +10,20 @@ from broker.handlers import consumer_groups
 from broker.server import Broker
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
-from tests.broker.raw_client import DEADLINE_S, RawClient, create_topic
+from tests.broker.raw_client import RawClient, create_topic
+from tests.clients.group_requests import JOIN, coordinator_is_there, heartbeat_fields
 
 PADDING = b"\0"
 """What follows a request is ignored, and makes it unlike the one before."""
 
 
 def heartbeat(epoch: int, **changes: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "group_id": "g",
-        "member_id": "member",
-        "member_epoch": epoch,
-        "instance_id": None,
-        "rack_id": None,
-        "rebalance_timeout": -1,
-        "subscribed_topic_names": None,
-        "subscribed_topic_regex": None,
-        "server_assignor": None,
-        "topic_partitions": None,
-    }
-    return fields | changes
-
-
-JOIN: dict[str, Any] = {
-    "rebalance_timeout": 60_000,
-    "subscribed_topic_names": ["t"],
-    "topic_partitions": [],
-}
+    return heartbeat_fields("g", "member", epoch, **changes)
 
 
 async def ready(client: RawClient, broker: Broker) -> None:
     await create_topic(broker, "t", 2)
-    async with asyncio.timeout(DEADLINE_S):
-        while (
-            (await client.call(Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["g"]))
-            .coordinators[0]
-            .error_code
-        ):
-            pass
+    await coordinator_is_there(client, "g")
 
 
 async def beat(client: RawClient, fields: dict[str, Any], padding: bytes = b"") -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from broker.server import Broker
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from tests.broker.raw_client import DEADLINE_S, RawClient, create_topic
+from tests.clients.group_requests import commit_fields, coordinator_is_there, offset_row, topic_row
 
 VERSIONS = range(2, 11)
 NO_SUCH_ID = UUID(int=7)
@@ -19,38 +20,10 @@ PADDING = bytes(17 << 10)
 """What follows a request is ignored, and a frame so long is no short one."""
 
 
-def partition(index: int, offset: int, version: int, metadata: str = "") -> dict[str, Any]:
-    row = {"partition_index": index, "committed_offset": offset, "committed_metadata": metadata}
-    return row if version < 6 else {**row, "committed_leader_epoch": -1}
-
-
-def request(version: int, topics: list[tuple[str, UUID, list[dict[str, Any]]]], **changes: Any) -> Any:
-    fields = {
-        "group_id": "g",
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "topics": [
-            {**({"name": name} if version < 10 else {"topic_id": topic_id}), "partitions": partitions}
-            for name, topic_id, partitions in topics
-        ],
-    }
-    if version < 5:
-        fields["retention_time"] = -1
-    if version >= 7:
-        fields["group_instance_id"] = None
-    return {**fields, **changes}
-
-
 async def ready(client: RawClient, broker: Broker) -> UUID:
     """Make the topic and have the group's coordinator be there; return the topic's id."""
     await create_topic(broker, "t", 3)
-    async with asyncio.timeout(DEADLINE_S):
-        while (
-            (await client.call(Api.FIND_COORDINATOR, 4, key_type=0, coordinator_keys=["g"]))
-            .coordinators[0]
-            .error_code
-        ):
-            pass
+    await coordinator_is_there(client, "g")
     return broker.components.cluster.image.topics["t"].id
 
 
@@ -86,23 +59,19 @@ async def test_the_short_way_answers_what_the_long_one_does(broker: Broker, vers
     missing_topic = missing if version < 10 else ErrorCode.unknown_topic_id
     async with await RawClient.open(broker) as client:
         topic_id = await ready(client, broker)
-        known = (
-            "t",
-            topic_id,
-            [partition(0, 5, version), partition(9, 5, version), partition(2, 6, version)],
-        )
-        unknown = ("u", NO_SUCH_ID, [partition(0, 5, version)])
-        answer = await both_ways(client, version, request(version, [unknown, known]))
+        known = topic_row("t", topic_id, [offset_row(0, 5), offset_row(9, 5), offset_row(2, 6)])
+        unknown = topic_row("u", NO_SUCH_ID, [offset_row(0, 5)])
+        answer = await both_ways(client, version, commit_fields("g", [unknown, known]))
         assert codes(answer) == [missing_topic, none, missing, none]
         assert await offsets(client) == {0: 5, 2: 6}
-        answer = await both_ways(client, version, request(version, [unknown]))
+        answer = await both_ways(client, version, commit_fields("g", [unknown]))
         assert codes(answer) == [missing_topic]
-        long_text = [partition(0, 7, version, "x" * 5_000), partition(1, 8, version)]
-        answer = await both_ways(client, version, request(version, [("t", topic_id, long_text)]))
+        long_text = topic_row("t", topic_id, [offset_row(0, 7, "x" * 5_000), offset_row(1, 8)])
+        answer = await both_ways(client, version, commit_fields("g", [long_text]))
         assert codes(answer) == [ErrorCode.offset_metadata_too_large, none]
         assert await offsets(client) == {0: 5, 1: 8, 2: 6}
-        one = [("t", topic_id, [partition(0, 9, version), partition(9, 9, version)])]
-        fields = request(version, one, generation_id_or_member_epoch=3, member_id="m")
+        one = [topic_row("t", topic_id, [offset_row(0, 9), offset_row(9, 9)])]
+        fields = commit_fields("g", one, generation_id_or_member_epoch=3, member_id="m")
         assert codes(await both_ways(client, version, fields)) == [ErrorCode.unknown_member_id, missing]
         fields = {**fields, "group_id": "of nobody"}
         refused = ErrorCode.group_id_not_found if version >= 9 else ErrorCode.illegal_generation
@@ -115,7 +84,9 @@ async def test_answers_keep_the_order_of_requests(broker: Broker) -> None:
     async with await RawClient.open(broker) as client:
         topic_id = await ready(client, broker)
         frames = [
-            client.encode(Api.OFFSET_COMMIT, 8, request(8, [("t", topic_id, [partition(0, offset, 8)])]))
+            client.encode(
+                Api.OFFSET_COMMIT, 8, commit_fields("g", [topic_row("t", topic_id, [offset_row(0, offset)])])
+            )
             for offset in range(200)
         ]
         first = client.correlation_id - len(frames) + 1
@@ -130,7 +101,7 @@ async def test_a_client_that_leaves_does_not_take_its_commit_back(broker: Broker
     async with await RawClient.open(broker) as client:
         topic_id = await ready(client, broker)
         async with await RawClient.open(broker) as leaving:
-            fields = request(8, [("t", topic_id, [partition(1, 42, 8)])])
+            fields = commit_fields("g", [topic_row("t", topic_id, [offset_row(1, 42)])])
             await leaving.send(leaving.encode(Api.OFFSET_COMMIT, 8, fields))
         async with asyncio.timeout(DEADLINE_S):
             while await offsets(client) != {1: 42}:
