@@ -147,7 +147,9 @@ class CreateTopics:
 def _normalized(image: Image, topics: Iterable[NewTopic]) -> Work[dict[str, str]]:
     """Topics by what metrics call them; empty where none of the new ones can share that with another."""
     normalized: dict[str, str] = {}
-    if any("." in topic.name or "_" in topic.name for topic in topics):
+    # a longer name is refused whatever is in it
+    names = (topic.name for topic in topics if len(topic.name) <= TOPIC_NAME_MAX_CHARS)
+    if any("." in name or "_" in name for name in names):
         for at, name in enumerate(image.topics):
             normalized[name.replace(".", "_")] = name
             if at % LOOKED_AT_ONCE == 0:

@@ -19,7 +19,7 @@ from broker.control.internal_topics import INTERNAL_TOPICS
 from broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from broker.coordinators.patterns import InvalidPattern, compiled
 from broker.coordinators.transactions.transitions import BY_EPOCH
-from broker.handlers.results import ROWS_AT_ONCE, distinct
+from broker.handlers.results import ROWS_AT_ONCE, distinct, rows
 from protocol.apis import Api
 from protocol.codec import Fields
 from protocol.errors import ErrorCode, KafkaError
@@ -67,6 +67,7 @@ _STATES: Final = {state.title: state for state in TransactionState}
 
 Named = tuple[tuple[str, int], ...]
 Refused = dict[tuple[str, int], ErrorCode]
+ErrorOf = Callable[[tuple[str, int]], ErrorCode]
 
 
 class TransactionHandlers:
@@ -152,7 +153,7 @@ class TransactionHandlers:
 
     async def add_partitions_to_txn(self, ctx: Context, request: AddPartitionsToTxnRequest) -> Fields:
         if ctx.api_version < _BATCHED_FROM:
-            named, answers = await self._add(
+            named, error_of = await self._add(
                 ctx,
                 request.v3_and_below_transactional_id,
                 request.v3_and_below_producer_id,
@@ -160,7 +161,7 @@ class TransactionHandlers:
                 request.v3_and_below_topics,
                 verify_only=False,
             )
-            topics = await self._turns.run(_topic_rows(named, answers))
+            topics = await self._turns.run(_topic_rows(named, error_of))
             return {"throttle_time": 0, "results_by_topic_v3_and_below": topics}
         results: list[Fields] = []
         for some in at_once(request.transactions):
@@ -177,8 +178,8 @@ class TransactionHandlers:
                     for each in some
                 )
             )
-            for each, (named, answers) in zip(some, answered, strict=True):
-                topics = await self._turns.run(_topic_rows(named, answers))
+            for each, (named, error_of) in zip(some, answered, strict=True):
+                topics = await self._turns.run(_topic_rows(named, error_of))
                 results.append({"transactional_id": each.transactional_id, "topic_results": topics})
         return {"throttle_time": 0, "error_code": ErrorCode.none, "results_by_transaction": results}
 
@@ -191,17 +192,17 @@ class TransactionHandlers:
         topics: Sequence[AddPartitionsToTxnTopic],
         *,
         verify_only: bool,
-    ) -> tuple[Named, Mapping[tuple[str, int], ErrorCode]]:
-        """Return the partitions that are named, each once, and the error of each."""
+    ) -> tuple[Named, ErrorOf]:
+        """Return the partitions that are named, each once, and what tells the error of each."""
         named, refused = await self._turns.run(
             self._writable(topics, is_client=ctx.api_version < _BATCHED_FROM)
         )
         if refused:
             left = ErrorCode.operation_not_attempted
-            return named, {each: refused.get(each, left) for each in named}
+            return named, lambda each: refused.get(each, left)
         version = BY_EPOCH if ctx.api_version >= _BATCHED_FROM else 0
         try:
-            return named, await self._transactions.add_partitions(
+            answers = await self._transactions.add_partitions(
                 transactional_id,
                 producer_id,
                 producer_epoch,
@@ -211,7 +212,8 @@ class TransactionHandlers:
             )
         except KafkaError as error:
             code = _known(error, ctx.api_version, _FENCED_FROM).code
-            return named, dict.fromkeys(named, code)
+            return named, lambda _: code
+        return named, answers.__getitem__
 
     def _writable(
         self, topics: Iterable[AddPartitionsToTxnTopic], *, is_client: bool
@@ -345,14 +347,18 @@ def _known(error: KafkaError, version: int, fenced_from: int) -> KafkaError:
     return error
 
 
-def _topic_rows(named: Named, answers: Mapping[tuple[str, int], ErrorCode]) -> Work[list[Fields]]:
+def _topic_rows(named: Named, error_of: ErrorOf) -> Work[list[Fields]]:
     topics: dict[str, list[Fields]] = {}
     for at, (topic, index) in enumerate(named, 1):
-        row = {"partition_index": index, "partition_error_code": answers[topic, index]}
+        row = {"partition_index": index, "partition_error_code": error_of((topic, index))}
         topics.setdefault(topic, []).append(row)
         if at % ROWS_AT_ONCE == 0:
             yield
-    return [{"name": topic, "results_by_partition": rows} for topic, rows in topics.items()]
+    return (yield from rows(_topic_row, topics.items()))
+
+
+def _topic_row(answered: tuple[str, list[Fields]]) -> Fields:
+    return {"name": answered[0], "results_by_partition": answered[1]}
 
 
 def _undescribed(transactional_id: str, code: ErrorCode) -> Fields:

@@ -18,13 +18,17 @@ from broker.coordinators.topic_coordinator import partition_of
 from broker.coordinators.transactions import coordinator
 from broker.coordinators.transactions.marker_writer import Marker
 from broker.handlers import transactions
+from broker.handlers.results import ROWS_AT_ONCE
+from broker.handlers.transactions import _topic_rows
 from protocol import records as batches
 from protocol.apis import SERVED, Api
 from protocol.errors import ErrorCode, KafkaError
+from protocol.work import finish
 from tests.broker.coordinators.fake_log import settle
 from tests.broker.handlers.transaction_client import ID, NOW_MS, Client
 
 NONE = ErrorCode.none
+MISSING = ErrorCode.unknown_topic_or_partition
 COORDINATOR_NOT_AVAILABLE = ErrorCode.coordinator_not_available
 T0 = ("t", 0)
 
@@ -442,6 +446,22 @@ async def test_several_transactions_in_one_request(client: Client) -> None:
         "nobody": {ErrorCode.invalid_producer_id_mapping},
         "": {ErrorCode.invalid_request},
     }
+
+
+def test_an_answer_about_many_topics_is_made_in_steps() -> None:
+    named = tuple((f"t{at}", 0) for at in range(1_600))
+    assert sum(1 for _ in _topic_rows(named, lambda _: NONE)) == 2 * len(named) // ROWS_AT_ONCE
+    made = finish(_topic_rows((("a", 1), ("b", 0), ("a", 0)), lambda each: NONE if each[1] else MISSING))
+    assert made == [
+        {
+            "name": "a",
+            "results_by_partition": [
+                {"partition_index": 1, "partition_error_code": NONE},
+                {"partition_index": 0, "partition_error_code": MISSING},
+            ],
+        },
+        {"name": "b", "results_by_partition": [{"partition_index": 0, "partition_error_code": MISSING}]},
+    ]
 
 
 async def test_a_thousand_partitions(client: Client) -> None:
