@@ -29,6 +29,8 @@ from protocol.work import Work
 if TYPE_CHECKING:
     from kio.static.protocol import Entity
 
+PAUSE_BYTES = 64 << 10
+"""What is written in turns between two yields where rows are long; see PAUSE_ROWS for others."""
 PIECE_BYTES = 256 << 10
 """A message that is written in turns is cut into pieces of about this size."""
 
@@ -36,7 +38,7 @@ PIECE_BYTES = 256 << 10
 class Pieces:
     """What is written in turns: what is behind, and `data`, the beginning of the next piece."""
 
-    __slots__ = ("data", "kept", "pieces", "unpaused")
+    __slots__ = ("data", "kept", "pause_at", "pieces", "unpaused")
 
     def __init__(self, kept: list[Any]) -> None:
         self.data = bytearray()
@@ -44,6 +46,14 @@ class Pieces:
         self.kept = kept
         self.unpaused = 0
         """Rows since the last yield."""
+        self.pause_at = PAUSE_BYTES
+
+    def pause(self) -> None:
+        """Begin a step."""
+        if len(self.data) >= PIECE_BYTES:
+            self.cut()
+        self.unpaused = 0
+        self.pause_at = len(self.data) + PAUSE_BYTES
 
     def cut(self) -> None:
         if self.data:
@@ -105,10 +115,8 @@ def _array_writer_in_turns(field: Field, is_flexible: bool) -> _WriterInTurns:
                 yield from write_item_in_turns(out, one)
             keep(one)
             out.unpaused += 1
-            if out.unpaused >= PAUSE_ROWS:
-                out.unpaused = 0
-                if len(out.data) >= PIECE_BYTES:
-                    out.cut()
+            if out.unpaused >= PAUSE_ROWS or len(out.data) >= out.pause_at:
+                out.pause()
                 yield
 
     return write

@@ -291,6 +291,18 @@ def test_what_is_decoded_can_be_let_go_of_bit_by_bit() -> None:
     assert kept == []
 
 
+def test_long_rows_are_written_one_or_two_at_a_time() -> None:
+    topics = [{"name": "t" * 30_000, "topic_id": UUID(int=0)}] * 100
+    fields = {
+        "topics": topics,
+        "allow_auto_topic_creation": False,
+        "include_topic_authorized_operations": False,
+    }
+    one = codec(Api.METADATA, 13, "request")
+    assert b"".join(finish(one.encode_in_turns(fields, []))) == one.encode(fields)
+    assert steps_of(one.encode_in_turns(fields, [])) >= 3_000_000 // (64 << 10) - 15
+
+
 def test_a_large_answer_comes_in_pieces() -> None:
     topics = [{"error_code": 0, "name": "t" * 200, "topic_id": UUID(int=9), "partitions": []}] * 5000
     fields = METADATA | {"topics": topics}
