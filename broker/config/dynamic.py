@@ -14,7 +14,7 @@ from broker.config.tiering import check_retention
 from broker.config.topics import log_config
 from broker.config.values import ConfigError, check_lengths
 
-_PER_BROKER_PREFIXES = ("ssl.", "sasl.", "listener.name.")
+_SECURITY_PREFIXES = ("ssl.", "sasl.")
 _PER_BROKER = frozenset({"listeners", "listener.security.protocol.map", "principal.builder.class"})
 _NOT_WHILE_RUNNING = frozenset({"listeners", "listener.security.protocol.map"})
 """Kafka rebinds while it runs; here a listener is opened once, at start."""
@@ -28,7 +28,9 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
     )
     if fixed:
         raise ConfigError(f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
-    secret = sorted(name for name in dynamic if name.startswith("ssl.") and not BROKER[name].read_only)
+    secret = sorted(
+        name for name in dynamic if name.startswith("ssl.") and name in BROKER and not BROKER[name].read_only
+    )
     if secret:
         raise ConfigError(
             "These security configs can be dynamically updated only per-listener using the listener prefix: "
@@ -41,7 +43,7 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
             definition.parse(text)
         elif not name.startswith(wal_prefix):
             check_wal_name(name, BROKER)
-    own = sorted(name for name in dynamic if name in _PER_BROKER or name.startswith(_PER_BROKER_PREFIXES))
+    own = sorted(name for name in dynamic if _is_per_broker(name))
     if own and not per_broker:
         raise ConfigError(
             "Cannot update these configs at default cluster level, broker id must be specified: "
@@ -52,3 +54,9 @@ def check_broker_configs(config: BrokerConfig, dynamic: Mapping[str, str], *, pe
         broker=dynamic if per_broker else config.dynamic_broker,
     )
     check_retention(log_config(wanted, {}), "log.")
+
+
+def _is_per_broker(name: str) -> bool:
+    if name in _PER_BROKER or name.startswith("listener.name."):
+        return True
+    return name in BROKER and name.startswith(_SECURITY_PREFIXES)

@@ -28,7 +28,9 @@ from tests.broker.config.described import made
     ],
 )
 def test_dynamic_broker_settings_are_checked(dynamic: dict[str, str], per_broker: bool, why: str) -> None:
-    check_broker_configs(made(), {"log.retention.ms": "5", "my.own": "x"}, per_broker=per_broker)
+    check_broker_configs(
+        made(), {"log.retention.ms": "5", "my.own": "x", "ssl.own": "x"}, per_broker=per_broker
+    )
     with pytest.raises(ConfigError, match=why):
         check_broker_configs(made(), dynamic, per_broker=per_broker)
 
