@@ -79,6 +79,8 @@ ROWS_AT_ONCE: Final = 256
 """A request or an answer of so many rows is read, carried out or packed in one go; a longer one in turns."""
 ROWS_A_STEP: Final = 32
 """How many rows of a longer one lie between two yields: about 100 µs."""
+BYTES_A_STEP: Final = 64 << 10
+"""Or so many bytes, where names are long."""
 NO_LIMIT: Final = 2**31 - 1
 
 # --- tagged fields ---

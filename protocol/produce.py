@@ -20,6 +20,7 @@ from typing import Any, Final
 from protocol.errors import MalformedRequest
 from protocol.leader_hint import Address, Hint, pack_endpoints, pack_leader
 from protocol.primitives import (
+    BYTES_A_STEP,
     INT32,
     NO_LIMIT,
     NO_TAGS,
@@ -40,7 +41,7 @@ from protocol.primitives import (
     take,
 )
 from protocol.records import HEADER_LAYOUT, HEADER_SIZE, RECORD_BYTES_MIN, lone_record_size
-from protocol.work import Work, finish
+from protocol.work import Work, finish, let_go
 
 PRODUCE_FLEXIBLE: Final = 9
 PRODUCE_TOPIC_IDS: Final = 13
@@ -208,7 +209,7 @@ def encode_produce(
 ) -> bytes:
     """Return the whole response with its size."""
     flexible = version >= PRODUCE_FLEXIBLE
-    out = [b"", NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
+    out = [NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
     addresses: dict[int, Address] = {}
     for topic, results in topics:
         out.append(pack_topic(topic, flexible))
@@ -216,29 +217,42 @@ def encode_produce(
         _pack_results(out, version, results, addresses)
         if flexible:
             out.append(NO_TAGS)
-    return _pack_response(out, version, correlation_id, addresses, throttle_ms)
+    _pack_end(out, version, addresses, throttle_ms)
+    body = b"".join(out)
+    return _HEAD.pack(len(body) + 4, correlation_id) + body
 
 
 def encoding_produce(
-    version: int, correlation_id: int, topics: Sequence[tuple[TopicKey, Sequence[ProduceResult]]]
-) -> Work[bytes]:
-    """`encode_produce` in steps. Each joins its own pieces, of which a partition has many."""
+    version: int, correlation_id: int, topics: list[tuple[TopicKey, list[ProduceResult]]]
+) -> Work[list[bytes]]:
+    """`encode_produce` in steps, and in pieces. Uses the topics up, which may have long names."""
     flexible = version >= PRODUCE_FLEXIBLE
-    joined: list[bytes] = []
-    out = [b"", NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
+    pieces: list[bytes] = [b""]
+    out = [NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
     addresses: dict[int, Address] = {}
-    for number, (topic, results) in enumerate(topics):
-        out.append(pack_topic(topic, flexible))
-        out.append(pack_count(len(results), flexible))
+    rows = size = 0
+    topics.reverse()
+    while topics:
+        topic, results = topics.pop()
+        head = pack_topic(topic, flexible) + pack_count(len(results), flexible)
+        out.append(head)
+        size += len(head)
         for at in range(0, len(results), ROWS_A_STEP):
-            if at or number & _STEP == _STEP:
-                joined.append(b"".join(out))
+            some = results[at : at + ROWS_A_STEP]
+            _pack_results(out, version, some, addresses)
+            rows += len(some)
+            if rows >= ROWS_A_STEP or size >= BYTES_A_STEP:
+                pieces.append(b"".join(out))
                 out.clear()
+                rows = size = 0
                 yield
-            _pack_results(out, version, results[at : at + ROWS_A_STEP], addresses)
         if flexible:
             out.append(NO_TAGS)
-    return _pack_response([*joined, *out], version, correlation_id, addresses, 0)
+        yield from let_go(results)
+    _pack_end(out, version, addresses, 0)
+    pieces.append(b"".join(out))
+    pieces[0] = _HEAD.pack(sum(map(len, pieces)) + 4, correlation_id)
+    return pieces
 
 
 def _pack_results(
@@ -269,14 +283,10 @@ def _pack_results(
                 addresses[hint.leader_id] = hint.address
 
 
-def _pack_response(
-    out: list[bytes], version: int, correlation_id: int, addresses: dict[int, Address], throttle_ms: int
-) -> bytes:
+def _pack_end(out: list[bytes], version: int, addresses: dict[int, Address], throttle_ms: int) -> None:
     out.append(INT32.pack(throttle_ms))
     if version >= PRODUCE_FLEXIBLE:
         out.append(pack_endpoints(addresses))
-    body = b"".join(out)
-    return _HEAD.pack(len(body) + 4, correlation_id) + body
 
 
 class ProduceAnswer:

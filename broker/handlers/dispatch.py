@@ -36,7 +36,7 @@ from broker.handlers.later import REMEMBERED_BYTES_MAX, Again, Later
 from broker.handlers.places import Place, Places
 from broker.handlers.produce_repeat import ProduceMemo
 from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Frame
-from broker.net.sending import Bulk
+from broker.net.sending import Bulk, answer_of
 from broker.replicas.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.turns import Turns
@@ -476,7 +476,7 @@ class Dispatcher:
                     return
                 answer = encode_response(context.api_key, context.api_version, context.correlation_id, result)
             except Exception as error:
-                answer = _joined(finish(self._failed(context, request, error, [])))
+                answer = answer_of(finish(self._failed(context, request, error, [])))
         except Disconnect as gone:
             connection.close(str(gone))
             return
@@ -504,7 +504,7 @@ class Dispatcher:
             return
         finally:
             self._at_work.end_task()
-        connection.answer(slot, _joined(pieces))
+        connection.answer(slot, answer_of(pieces))
         connection.resume()
 
     async def _answer_large(self, context: Context, frame: Frame, body_at: int, slot: AnswerSlot) -> None:
@@ -533,7 +533,7 @@ class Dispatcher:
             del frame
             pieces = await self._answered(context, request, result, kept)
             del request, result
-            connection.answer(slot, _joined(pieces))
+            connection.answer(slot, answer_of(pieces))
             del pieces
             connection.resume()
             await self._turns.run(let_go(kept))
@@ -660,13 +660,9 @@ def _is_flat(fields: Fields) -> bool:
     return all(value is None or isinstance(value, _FLAT) for value in fields.values())
 
 
-def _joined(pieces: Pieces) -> bytes | Bulk:
-    return pieces[0] if len(pieces) == 1 else Bulk([*pieces], sum(map(len, pieces)))
-
-
 def _answer_of(connection: Connection, pieces: Pieces) -> bytes | Bulk:
     """Return the answer to the request in hand."""
-    answer = _joined(pieces)
+    answer = answer_of(pieces)
     if isinstance(answer, bytes):
         connection.unsent += len(answer)
     return answer

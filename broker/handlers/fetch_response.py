@@ -16,7 +16,7 @@ from typing import Any, Final
 from broker.control.cluster import Cluster
 from broker.handlers.leader_hints import leader_hint
 from broker.net.connection import Connection
-from broker.net.sending import SENDFILE_MIN, Bulk
+from broker.net.sending import SENDFILE_MIN, Bulk, answer_of
 from broker.replicas.fetch_sessions import FetchSessions, FetchTurn, Holder, PartitionRequest
 from broker.replicas.partition import Partition
 from broker.replicas.read import FetchPass, PartitionRead, error_known_to
@@ -32,7 +32,7 @@ from protocol.fetch import (
 )
 from protocol.leader_hint import Address
 from protocol.pointers import ObjectPlace, SlicePointer
-from protocol.primitives import ROWS_A_STEP
+from protocol.primitives import BYTES_A_STEP, ROWS_A_STEP
 from protocol.work import Work, let_go
 from remote.cold.reader import RemoteSlice
 from remote.wal.combined_object import Place
@@ -163,7 +163,7 @@ class FetchResponse:
         """`_pack` in steps; neighbouring bytes are joined in each, records too where they are few."""
         out = _Pieces()
         pieces = out.pieces
-        topics = at = done = 0
+        topics = at = done = size = 0
         while at < len(reads):
             topic = reads[at].wanted.topic
             stop = at + 1
@@ -171,7 +171,9 @@ class FetchResponse:
                 stop += 1
                 if not stop % 1024:
                     yield
-            pieces.append(_topic_head(version, reads[at].wanted, stop - at))
+            head = _topic_head(version, reads[at].wanted, stop - at)
+            pieces.append(head)
+            size += len(head)
             topics += 1
             while at < stop:
                 end = min(at + ROWS_A_STEP, stop)
@@ -182,14 +184,17 @@ class FetchResponse:
                 self._pack_rows(out, rows, connection.listener, version, some)
                 if is_joined:
                     rows = [piece if piece.__class__ is bytes else piece.read() for piece in rows]
-                pieces += _joined(rows)
+                pieces += rows
                 done += end - at
                 at = end
-                if done >= ROWS_A_STEP:
-                    done = 0
+                if done >= ROWS_A_STEP or size >= BYTES_A_STEP:
+                    done = size = 0
+                    out.join_new()
                     yield
             pieces.append(fetch_topic_tail(version))
-        return self._sealed(out, connection, version, correlation_id, session_id, topics, reads)
+        size = self._ended(out, version, correlation_id, session_id, topics)
+        out.join_new()
+        return answer_of(pieces) if is_joined else Bulk(pieces, size)
 
     def _pack_rows(
         self, out: _Pieces, pieces: list[Any], listener: str, version: int, reads: list[PartitionRead]
@@ -237,24 +242,29 @@ class FetchResponse:
         reads: list[PartitionRead],
     ) -> bytes | Bulk:
         pieces = out.pieces
-        pieces.append(fetch_tail(version, out.addresses, [_named(place) for place in out.objects]))
-        pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
+        size = self._ended(out, version, correlation_id, session_id, topics)
         if out.records_size < SENDFILE_MIN:
             try:
-                body = b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+                return b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
             except OSError:
                 _drop_unreadable(reads, version)
                 return self._pack(connection, version, correlation_id, session_id, reads)
-            return _SIZE.pack(len(body)) + body
-        size = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
+        return Bulk(_joined(pieces), size)
+
+    def _ended(self, out: _Pieces, version: int, correlation_id: int, session_id: int, topics: int) -> int:
+        """Add what comes first and last; return the size of all."""
+        pieces = out.pieces
+        pieces.append(fetch_tail(version, out.addresses, [_named(place) for place in out.objects]))
+        pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
+        size: int = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
         pieces[0] = _SIZE.pack(size)
-        return Bulk(_joined(pieces), size + 4)
+        return size + 4
 
 
 class _Pieces:
     """An answer while it is packed."""
 
-    __slots__ = ("addresses", "objects", "pieces", "records_size")
+    __slots__ = ("_joined", "addresses", "objects", "pieces", "records_size")
 
     def __init__(self) -> None:
         self.pieces: list[Any] = [b"", b""]
@@ -262,6 +272,12 @@ class _Pieces:
         self.addresses: dict[int, Address] = {}
         self.objects: dict[Place, int] = {}
         self.records_size = 0
+        self._joined = len(self.pieces)
+
+    def join_new(self) -> None:
+        """Join neighbouring bytes among the pieces since the last time."""
+        self.pieces[self._joined :] = _joined(self.pieces[self._joined :])
+        self._joined = len(self.pieces)
 
 
 def holder_of(connection: Connection, sessions: FetchSessions) -> Holder:

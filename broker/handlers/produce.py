@@ -32,6 +32,7 @@ from broker.handlers.produce_job import ProduceJob, Topics, job_of, once_each, o
 from broker.handlers.produce_repeat import ProduceRepeat
 from broker.handlers.produce_transactions import ProduceTransactions, TransactionalProduce
 from broker.net.connection import Answer, AnswerSlot, Connection, Disconnect, Frame
+from broker.net.sending import Bulk
 from broker.ports import Offload
 from broker.replicas.purgatory import Purgatory
 from broker.replicas.replica_manager import ReplicaManager
@@ -177,6 +178,9 @@ class Produce:
                 answer = await self._answers.complete_long(connection, job, slot)
             else:
                 job = await self._walk_long(connection, frame, version, correlation_id, body_at)
+                # what is appended is in the log, and the answer may be as large as the request
+                del frame
+                connection.let_go()
                 answer = await self._answers.complete_long(connection, job, slot)
         except asyncio.CancelledError:
             connection.close()
@@ -191,7 +195,7 @@ class Produce:
         finally:
             connection.let_go()
         if not isinstance(answer, AnswerSlot):
-            assert answer is None or isinstance(answer, bytes)
+            assert answer is None or isinstance(answer, bytes | Bulk)
             connection.answer(slot, answer or b"")
         connection.resume()
 

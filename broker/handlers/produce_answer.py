@@ -19,13 +19,14 @@ from broker.handlers.leader_hints import leader_hint
 from broker.handlers.produce_job import Answered, Append, ProduceJob
 from broker.handlers.produce_repeat import Template
 from broker.net.connection import AfterWrite, Answer, AnswerSlot, Connection, Disconnect
+from broker.net.sending import Bulk, answer_of
 from broker.replicas.partition import Partition
 from broker.replicas.purgatory import Purgatory, Waiter
 from broker.turns import Turns
 from protocol.errors import ErrorCode, KafkaError
 from protocol.primitives import ROWS_A_STEP, TopicKey
 from protocol.produce import ProduceResult, encode_produce, encoding_produce
-from protocol.work import Work, let_go
+from protocol.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,7 @@ class ProduceAnswer:
         return self.complete(connection, job)
 
     async def complete_long(self, connection: Connection, job: ProduceJob, slot: AnswerSlot) -> Answer:
-        answer = await self._turns.run(self._completing(connection, job, slot))
-        if isinstance(answer, bytes):
-            for _topic, results in job.topics:
-                await self._turns.run(let_go(results))
-        return answer
+        return await self._turns.run(self._completing(connection, job, slot))
 
     def complete(self, connection: Connection, job: ProduceJob, slot: AnswerSlot | None = None) -> Answer:
         """Answer a request after its write, or wait for the in-sync replicas."""
@@ -166,14 +163,14 @@ class ProduceAnswer:
 
     def encoding(
         self, connection: Connection, version: int, correlation_id: int, topics: Answered
-    ) -> Work[bytes]:
-        """`encode` in steps."""
+    ) -> Work[bytes | Bulk]:
+        """`encode` in steps. Uses the topics up."""
         if version >= _HINT_FROM:
             for topic, results in topics:
                 for at in range(0, len(results), ROWS_A_STEP):
                     self._hint(connection, topic, results[at : at + ROWS_A_STEP])
                     yield
-        return (yield from encoding_produce(version, correlation_id, topics))
+        return answer_of((yield from encoding_produce(version, correlation_id, topics)))
 
     def _hint(self, connection: Connection, topic: TopicKey, results: Sequence[ProduceResult]) -> None:
         for result in results:
@@ -257,7 +254,7 @@ class CommitWait(Waiter):
         self._open.clear()
         self._answer()
 
-    def ending(self) -> Work[bytes]:
+    def ending(self) -> Work[bytes | Bulk]:
         """Give up what is still open, then pack the answer."""
         while self._open:
             commit, _ = self._open.popitem()

@@ -47,6 +47,12 @@ class Bulk:
         return _memory(self.pieces)
 
 
+def answer_of(pieces: list[bytes]) -> bytes | Bulk:
+    """Return the answer that these are together, in one where it is small."""
+    size = sum(map(len, pieces))
+    return b"".join(pieces) if size <= CHUNK else Bulk([*pieces], size)
+
+
 class BulkOwner(Protocol):
     """The connection that a big answer leaves by."""
 

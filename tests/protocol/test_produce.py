@@ -7,14 +7,13 @@ from struct import pack
 from typing import Any
 from uuid import UUID
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import produce
 from protocol.apis import Api
 from protocol.errors import MalformedRequest
 from protocol.messages import encode_response
+from protocol.primitives import BYTES_A_STEP, ROWS_A_STEP
 from protocol.produce import (
     PRODUCE_FLEXIBLE,
     ProduceAnswer,
@@ -182,17 +181,22 @@ def test_produce_garbage_is_malformed_or_read(version: int, data: bytes) -> None
         pass
 
 
-def test_a_long_answer_is_joined_as_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition has several pieces: to join those of 100,000 in the end would take a step of 30 ms."""
-    topics = [(f"t{at}", [ProduceResult(0, 3)]) for at in range(3_000)]
-    topics.append(("u", [ProduceResult(at, 3) for at in range(3_000)]))
-    pack_response, left = produce._pack_response, []
+def test_a_long_answer_is_packed_in_pieces_and_steps() -> None:
+    """A partition has several pieces, and a name may be long: what 100,000 of them or 100 MB of names are
+    answered is not joined in a step of its own.
+    """
 
-    def counted(out: list[bytes], *rest: Any) -> bytes:
-        left.append(len(out))
-        return pack_response(out, *rest)
+    def asked() -> list[tuple[str | UUID, list[ProduceResult]]]:
+        topics: list[tuple[str | UUID, list[ProduceResult]]] = [
+            (f"t{at}", [ProduceResult(0, 3)]) for at in range(3_000)
+        ]
+        topics.append(("u", [ProduceResult(at, 3) for at in range(3_000)]))
+        return topics + [(chr(97 + at) * 30_000, [ProduceResult(0, 3)]) for at in range(20)]
 
-    monkeypatch.setattr(produce, "_pack_response", counted)
-    assert finish(encoding_produce(12, 7, topics)) == encode_produce(12, 7, topics)
-    assert left[0] < 1_000
-    assert left[1] > 30_000
+    topics = asked()
+    steps = sum(1 for _ in encoding_produce(12, 7, topics))
+    assert steps > 6_000 / ROWS_A_STEP
+    assert not topics
+    pieces = finish(encoding_produce(12, 7, asked()))
+    assert b"".join(pieces) == encode_produce(12, 7, asked())
+    assert max(map(len, pieces)) < BYTES_A_STEP + 40_000
