@@ -4,6 +4,11 @@ Owns: what becomes of the outcome of a command that a coordinator was told, and 
 go on when its request comes again. Does not own: the coordinator, nor how requests are told apart and answers
 encoded and sent (`broker.handlers.dispatch`).
 Invariant: it is settled once; whoever wants to know of that hears of it once, now or then.
+
+It has no deadline of its own, as the coordinator's holds: of commands that no later one answers, which are
+the only ones that are told with a `Later`, the queue is bounded, an append takes at most
+`offsets.commit.timeout.ms`, and one that fails, an error that nobody foresaw, and the end of the leadership
+each settle all that waits.
 """
 
 from __future__ import annotations

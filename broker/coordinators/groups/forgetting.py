@@ -3,8 +3,9 @@
 Owns: which deletions each partition has still to hear of, and telling it again where a reload or its log came
 in between. Does not own: which offsets go (`groups.offsets.ForgetTopics`), the partitions' lives
 (`broker.coordinators.topic_coordinator`).
-Invariant: a deletion is told to a partition until it has been decided there, or this broker coordinates it no
-longer; one task at a time tells a partition.
+Invariant: a deletion is told to a partition until it has been decided there, this broker coordinates it no
+longer, or `TELL_WITHIN_S` are over; what is left then goes with the next look for offsets whose time is over
+(`groups.offsets.ExpireOffsets`), which finds that the topic is gone. One task at a time tells a partition.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 30.0
+TELL_WITHIN_S: Final = 300.0
+"""From the first deletion that one task tells of: loading, refusals and answers together."""
 
 _State: TypeAlias = ReplicatedState[GroupMachine]
 
@@ -61,30 +64,43 @@ class Forgetting:
 
     async def _tell(self, state: _State) -> None:
         left = self._left[state]
-        pause_s = PAUSE_S
         try:
-            while left:
-                await state.wait_settled()
-                if state.status is Status.CLOSED:
-                    return
-                some = _each_name_once(left)
-                try:
-                    await _forget(state, some)
-                except KafkaError as error:
-                    if error.code is not ErrorCode.coordinator_load_in_progress:
-                        logger.warning(
-                            "%s-%d: offsets of deleted topics are not forgotten yet: %s",
-                            state.topic,
-                            state.index,
-                            error,
-                        )
-                        await asyncio.sleep(pause_s)
-                        pause_s = min(2 * pause_s, PAUSE_MAX_S)
-                else:
-                    for topic_id in some.values():
-                        del left[topic_id]
+            async with asyncio.timeout(TELL_WITHIN_S):
+                await _tell_all(state, left)
+        except TimeoutError:
+            logger.warning(
+                "%s-%d: offsets of %d deleted topics are left to the next look for expired ones",
+                state.topic,
+                state.index,
+                len(left),
+            )
         finally:
             del self._left[state]
+
+
+async def _tell_all(state: _State, left: dict[UUID, str]) -> None:
+    """Take from `left` what the partition has heard, until that is all, or it is coordinated here no more."""
+    pause_s = PAUSE_S
+    while left:
+        await state.wait_settled()
+        if state.status is Status.CLOSED:
+            return
+        some = _each_name_once(left)
+        try:
+            await _forget(state, some)
+        except KafkaError as error:
+            if error.code is not ErrorCode.coordinator_load_in_progress:
+                logger.warning(
+                    "%s-%d: offsets of deleted topics are not forgotten yet: %s",
+                    state.topic,
+                    state.index,
+                    error,
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        else:
+            for topic_id in some.values():
+                del left[topic_id]
 
 
 def _each_name_once(topics: Mapping[UUID, str]) -> dict[str, UUID]:

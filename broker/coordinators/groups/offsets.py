@@ -3,8 +3,8 @@
 Owns the commands on offsets and on whole groups, whatever protocol the members of a group speak. Does not own
 membership, which a group judges by itself (`broker.coordinators.groups.membership`), nor what is stored
 (`broker.coordinators.groups.durable`).
-Invariant: an offset changes only by a record; while a group's members may still read an offset, only a commit
-or a request to delete it does that.
+Invariant: an offset changes only by a record; while a group's members may still read an offset, only a
+commit, a request to delete it or the end of its topic does that.
 """
 
 from __future__ import annotations
@@ -315,6 +315,9 @@ class ForgetTopics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireOffsets:
+    """Delete the offsets whose time is over, or whose topic has gone without a word to this coordinator: it
+    was deleted before the partition was led here, say. Kafka keeps those until their time is over."""
+
     group_ids: tuple[str, ...]
 
     def decide(self, shard: GroupShard, draft: GroupDraft, /) -> Work[GroupDecision[int]]:
@@ -350,17 +353,23 @@ def _group_tombstones(group: Group | ConsumerGroup) -> list[CoordinatorRecord]:
 def _expired(
     shard: GroupShard, group: Group | ConsumerGroup, wall_ms: int
 ) -> Work[tuple[list[tuple[str, int]], int]]:
-    """Return the partitions whose offsets' time is over, and how many others there are."""
+    """Return the partitions whose offsets' time is over, and how many others there are. A topic that is not
+    there was deleted: who leads the partition now knows of every topic that was known where the offset was
+    committed, as the leader before heard no later of its own end."""
     expired: list[tuple[str, int]] = []
     count = 0
     for topic, partition, offset in shard.durable.partitions(group.group_id):
         count += 1
         if count % OFFSETS_PER_STEP == 0:
             yield
-        since_ms = group.retention_starts_ms(topic, offset.commit_timestamp_ms)
-        if since_ms is None or shard.durable.is_pending(group.group_id, topic, partition):
+        if shard.durable.is_pending(group.group_id, topic, partition):
             continue
-        if offset.expire_timestamp_ms >= 0:
+        since_ms = group.retention_starts_ms(topic, offset.commit_timestamp_ms)
+        if offset.topic_id is not None and shard.topics.name_of(offset.topic_id) is None:
+            is_over = True
+        elif since_ms is None:
+            continue
+        elif offset.expire_timestamp_ms >= 0:
             is_over = wall_ms >= offset.expire_timestamp_ms
         else:
             is_over = wall_ms - since_ms >= shard.config.offsets_retention_ms

@@ -4,6 +4,10 @@ Owns when a group may change, the records by which it does, and what becomes of 
 waiting requests. Does not own either protocol (`broker.coordinators.groups.classic`, `.modern.heartbeat`).
 Invariant: a group is described by the records of one protocol alone. Its members keep what they own across a
 change, and learn of it by their own protocol: a classic one by being told to rejoin.
+
+The records of an upgrade have Kafka's order but for the group's epoch, which is first where Kafka has it
+after the members. Kafka writes them as one batch or not at all; here those of a large group take several, and
+a log that ends between two of them must not have members of which no epoch tells.
 """
 
 from __future__ import annotations
@@ -122,8 +126,6 @@ def to_consumer(shard: GroupShard, classic: Group, draft: GroupDraft) -> Work[Up
     return Upgrade(group=group, classic=classic, shard=shard, draft=draft)
 
 
-# Kafka's but for the epoch, which it writes after the members. The records of a large group take several
-# batches, and a log that ends between them must not have members of which no epoch tells.
 _ORDER = {
     GroupEpochRecord.KIND: 0,
     MemberRecord.KIND: 1,

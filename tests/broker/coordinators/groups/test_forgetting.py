@@ -14,7 +14,7 @@ import pytest
 from broker.coordinators.groups import forgetting
 from broker.coordinators.groups.forgetting import Forgetting
 from broker.coordinators.groups.machine import GroupMachine
-from broker.coordinators.groups.offsets import Commit, OffsetToCommit
+from broker.coordinators.groups.offsets import Commit, ExpireOffsets, OffsetToCommit
 from broker.coordinators.groups.shard import GroupConfig
 from broker.coordinators.replicated_state import ReplicatedState, Status
 from broker.coordinators.shell.log import StateConfig
@@ -163,3 +163,21 @@ async def test_nothing_is_told_to_a_partition_that_is_closed(site: Site) -> None
         await asyncio.sleep(0)
     state.close()
     await site.over()
+
+
+async def test_what_cannot_be_told_in_time_is_left_to_the_next_look(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(forgetting, "TELL_WITHIN_S", 0.001)
+    await committed(site.start())
+    site.disk.is_on_all = False
+    state = site.start()
+    site.forgetting.begin({ID: "t"}, [state], site.spawn)
+    await site.over()
+    assert state.status is Status.LOADING
+    assert "offsets of 1 deleted topics are left" in caplog.text
+    site.disk.is_on_all = True
+    await state.wait_settled()
+    # nobody knows of any topic here
+    await state.ask(ExpireOffsets(group_ids=("g0", "g1", "g2")))
+    assert not topics_of(state)

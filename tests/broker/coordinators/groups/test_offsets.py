@@ -14,6 +14,7 @@ from broker.coordinators.groups.shard import GroupConfig
 from protocol.errors import ErrorCode
 from protocol.stored.offsets import CommittedOffset, OffsetRecord
 from protocol.work import finish
+from tests.broker.coordinators.groups.consumer_driver import ConsumerDriver
 from tests.broker.coordinators.groups.group_driver import GROUP, SESSION_MS, TOPIC_ID, Driver, subscription
 
 RETENTION_MS = 1_000_000
@@ -120,6 +121,29 @@ def test_offsets_of_an_empty_group_expire_from_when_it_emptied(d: Driver) -> Non
     assert d.committed() is None
     assert GROUP not in d.machine.groups
     assert d.machine.durable.groups == {}
+
+
+def test_offsets_of_a_topic_that_is_gone_do_not_wait_for_their_time() -> None:
+    """As where it was deleted before anybody here coordinated the group."""
+    d = ConsumerDriver()
+    gone, kept = d.create("t", 2), d.create("kept", 1)
+    epoch = d.join("m")["member_epoch"]
+    offsets = (
+        OffsetToCommit("t", 0, 5, topic_id=gone),
+        OffsetToCommit("kept", 0, 6, topic_id=kept),
+        OffsetToCommit("of no id", 0, 7),
+    )
+    in_group = {"member_id": "m", "generation": epoch}
+    d.commit(0, offsets=offsets, **in_group)
+    d.ask_expiry()
+    assert (d.committed(), d.committed("kept"), d.committed("of no id")) == (5, 6, 7)
+    d.delete("t")
+    new = d.create("t", 2)
+    d.commit(0, offsets=(OffsetToCommit("t", 1, 8, topic_id=new),), **in_group)
+    assert d.committed() == 5
+    d.ask_expiry()
+    assert (d.committed(), d.committed(partition=1)) == (None, 8)
+    assert (d.committed("kept"), d.committed("of no id")) == (6, 7)
 
 
 def test_offsets_of_a_living_group_expire_only_for_topics_nobody_subscribes_to(d: Driver) -> None:
