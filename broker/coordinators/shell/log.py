@@ -9,7 +9,7 @@ all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -180,8 +180,8 @@ class ShellLog:
             self.topic, self.index, batch, expected_leader_epoch=self.leader_epoch
         )
 
-    async def append(self, batch: bytearray) -> Appended:
-        return await self._partitions.append(
+    def append(self, batch: bytearray) -> Awaitable[Appended]:
+        return self._partitions.append(
             self.topic,
             self.index,
             batch,
@@ -190,8 +190,8 @@ class ShellLog:
             is_own=True,
         )
 
-    async def append_all(self, parts: Sequence[CoordinatorBatch | NewMarker]) -> Sequence[Outcome]:
-        return await self._partitions.append_all(
+    def append_all(self, parts: Sequence[CoordinatorBatch | NewMarker]) -> Awaitable[Sequence[Outcome]]:
+        return self._partitions.append_all(
             self.topic,
             self.index,
             parts,
