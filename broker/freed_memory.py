@@ -13,26 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
-
-logger = logging.getLogger(__name__)
 
 LOOKS_EVERY_S: Final = 0.5
 WORTH_BYTES: Final = 16 << 20
 """What has to be free before it is given back; some 1 to 2 ms for that much."""
 FALL_BYTES: Final = WORTH_BYTES // 2
 """Where so much went back by itself, a burst is over, and more of it may be free."""
-_GAINED_BYTES: Final = WORTH_BYTES // 4
-"""Less than this is nothing gained."""
 _HOLES_MAX: Final = 8192
 """Each hole is one call of the system: 57,000 of them held the heap for 85 ms."""
-TRIES_MAX: Final = 8
-"""After so many in vain, which take 14 s, what is held counts as in use: a request of many rows takes some
+TRIES_MAX: Final = 14
+"""After so many in a row, which take 14 s, what is held counts as in use: a request of many rows takes some
 seconds, and only after it there is something to give back."""
-_PAUSES_MAX: Final = 3
+_PAUSES_MAX: Final = 1
 """How many looks at most are left out between those that find something to do: what is given back under load
 is taken again at once."""
 _FLOATS_KEPT: Final = 100
@@ -73,7 +68,7 @@ class FreedMemory:
         self._pauses = 0
         self._next_pauses = 0
         self._tries = 0
-        """How often in a row nothing was gained."""
+        """How often in a row it was done."""
 
     def look(self) -> bool:
         """Give back what is free if it is worth it, and return whether it was done."""
@@ -95,7 +90,7 @@ class FreedMemory:
         self._heap.give_back()
         after = self._heap.resident_bytes()
         self._tries += 1
-        if resident - after >= _GAINED_BYTES or self._tries == TRIES_MAX:
+        if self._tries == TRIES_MAX:
             self._settled_bytes = after
             self._tries = 0
         self._highest_bytes = after

@@ -108,7 +108,8 @@ def test_after_any_bursts_little_that_is_free_stays(many: list[tuple[int, int, i
         heap.beside -= beside * MB
         look_on(freed, after)
     look_on(freed)
-    assert heap.resident_free < WORTH_BYTES
+    # once what was not worth it before, and once what has come since
+    assert heap.resident_free < 2 * WORTH_BYTES
     done = heap.given_back
     look_on(freed)
     assert heap.given_back == done, "it goes on though nothing happens"
