@@ -91,8 +91,9 @@ class FreedMemory:
         after = self._heap.resident_bytes()
         self._tries += 1
         if self._tries == TRIES_MAX:
-            self._settled_bytes = after
             self._tries = 0
+            self._settled_bytes = after
+        self._settled_bytes = min(self._settled_bytes, after)
         self._highest_bytes = after
         self._returned_bytes = self._heap.state().free_bytes
         return True
