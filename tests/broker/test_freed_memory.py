@@ -87,9 +87,9 @@ bursts = st.lists(
     st.tuples(
         st.integers(0, 150),  # MB in the heap
         st.integers(0, 100),  # MB beside it
-        st.integers(0, 40),  # looks while they are in use
+        st.integers(1, 40),  # looks while they are in use
         st.integers(0, 20),  # MB of them that stay in use
-        st.integers(0, 5),  # looks until the next one
+        st.integers(1, 5),  # looks until the next one
     ),
     min_size=1,
     max_size=12,
