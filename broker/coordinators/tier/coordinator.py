@@ -147,15 +147,20 @@ class TierCoordinator:
 
     async def _ask_all(self, index: int, commands: Sequence[TierCommand]) -> int:
         """Ask in the order of the commands; the first refusal is the answer, and stops no other."""
-        answers = await asyncio.gather(
-            *(self.ask(index, command) for command in commands), return_exceptions=True
-        )
+        answers = await asyncio.gather(*(self._ask_one(index, command) for command in commands))
         ends = []
         for answer in answers:
-            if isinstance(answer, BaseException):
+            if isinstance(answer, KafkaError):
                 raise answer
             ends.append(answer)
         return max(ends) - 1
+
+    async def _ask_one(self, index: int, command: TierCommand) -> int | KafkaError:
+        """`ask` for one of several, whose refusal is read once all are answered, if that comes to pass."""
+        try:
+            return await self.ask(index, command)
+        except KafkaError as error:
+            return error
 
     # --- following ---
 
