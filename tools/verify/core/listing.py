@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from tools.verify.core.facts import StreamObject
@@ -37,6 +38,7 @@ from tools.verify.core.tier_topics import (
     DELETE_FINISHED,
     DELETE_STARTED,
     Copy,
+    Partition,
     ToldCopy,
     ToldSlice,
 )
@@ -108,11 +110,32 @@ class StreamListing(NamedTuple):
     indexes: dict[int, Listed]
 
 
+class ListedCopy(NamedTuple):
+    """What is listed of a copy. A store may have millions: keys are left out, for they follow from it."""
+
+    data_base: int
+    data_size: int
+    """-1: its data is not there."""
+    data_ms: int
+    index_base: int
+    index_size: int
+    """-1: its index object is not there."""
+    index_ms: int
+
+    @property
+    def base(self) -> int:
+        """What its keys say; of two that differ, which no broker puts, the higher."""
+        return max(self.data_base, self.index_base)
+
+
+NOTHING_LISTED: Final = ListedCopy(-1, -1, -1, -1, -1, -1)
+
+
 class Listing(NamedTuple):
     """A store's keys, sorted into what they name."""
 
-    copies: dict[Copy, tuple[int, Listed | None, Listed | None]]
-    """Base offset, data and index object."""
+    copies: dict[Partition, dict[str, ListedCopy]]
+    """By the ids of the copies."""
     streams: dict[StreamKey, StreamListing]
     unknown: tuple[Listed, ...]
     objects: int
@@ -124,7 +147,7 @@ class Listing(NamedTuple):
 
 
 def sort_out(listed: Iterable[Listed]) -> Listing:
-    copies: dict[Copy, tuple[int, Listed | None, Listed | None]] = {}
+    copies: dict[Partition, dict[str, ListedCopy]] = defaultdict(dict)
     streams: dict[StreamKey, StreamListing] = defaultdict(lambda: StreamListing({}, {}, {}))
     unknown = []
     objects = size = meta_objects = meta_size = newest_ms = 0
@@ -134,11 +157,13 @@ def sort_out(listed: Iterable[Listed]) -> Listing:
         newest_ms = max(newest_ms, each.modified_ms)
         match parse_key(each.key):
             case TierData(topic_id, partition, base, segment_id):
-                copy = topic_id, partition, segment_id
-                copies[copy] = base, each, copies.get(copy, (base, None, None))[2]
+                mine = copies[topic_id, partition]
+                index = mine.get(segment_id, NOTHING_LISTED)[3:]
+                mine[segment_id] = ListedCopy(base, each.size, each.modified_ms, *index)
             case TierIndex(topic_id, partition, base, segment_id):
-                copy = topic_id, partition, segment_id
-                copies[copy] = base, copies.get(copy, (base, None, None))[1], each
+                mine = copies[topic_id, partition]
+                data = mine.get(segment_id, NOTHING_LISTED)[:3]
+                mine[segment_id] = ListedCopy(*data, base, each.size, each.modified_ms)
             case WalObject(stream, seq):
                 streams[stream].objects[seq] = each
             case WalIndex(stream, seq):
@@ -150,7 +175,8 @@ def sort_out(listed: Iterable[Listed]) -> Listing:
                 meta_size += each.size
             case None:
                 unknown.append(each)
-    return Listing(copies, dict(streams), tuple(unknown), objects, size, meta_objects, meta_size, newest_ms)
+    sorted_out = dict(copies), dict(streams), tuple(unknown)
+    return Listing(*sorted_out, objects, size, meta_objects, meta_size, newest_ms)
 
 
 class Copies(NamedTuple):
@@ -171,30 +197,58 @@ def judge_copies(
     dead_topics: frozenset[str] | None,
     grace_ms: int,
 ) -> Copies:
-    """Hold the copies that are listed against what metadata says of them, None: it could not be read.
+    """Hold the copies that are listed against what metadata says of them, None: it could not be read. Empties
+    `listing.copies` on its way.
 
     `dead_topics`: topics of copies whose id the image does not have, None: there is no image.
     """
     found = Copies([], [], [], defaultdict(list))
-    for copy in sorted({*listing.copies, *(before or ()), *(after or ())}):
-        base, data, index = listing.copies.get(copy, (-1, None, None))
-        if before is None or after is None or _is_half_told(before.get(copy), after.get(copy)):
-            _judge_untold(found, copy, base, data, index, listing.newest_ms, grace_ms)
-        else:
-            told = _Told(before.get(copy), after.get(copy))
-            is_dead = dead_topics is not None and copy[0] in dead_topics
-            _judge_told(found, copy, base, data, index, told, is_dead, listing.newest_ms, grace_ms)
+    absent: dict[Partition, set[str]] = defaultdict(set)
+    for topic_id, number, segment_id in chain(before or (), after or ()):
+        if segment_id not in listing.copies.get((topic_id, number), ()):
+            absent[topic_id, number].add(segment_id)
+    for partition in sorted({*listing.copies, *absent}):
+        listed = listing.copies.pop(partition, {})
+        is_dead = dead_topics is not None and partition[0] in dead_topics
+        dead = 0
+        for segment_id in sorted({*listed, *absent.get(partition, ())}):
+            copy = *partition, segment_id
+            told = _Told(before.get(copy) if before else None, after.get(copy) if after else None)
+            is_told = before is not None and after is not None and not _is_half_told(told)
+            if is_told and is_dead:
+                dead += 1
+                continue
+            base, data, index = _objects_of(copy, listed.get(segment_id, NOTHING_LISTED))
+            if is_told:
+                _judge_told(found, copy, base, data, index, told, listing.newest_ms, grace_ms)
+            else:
+                _judge_untold(found, copy, base, data, index, listing.newest_ms, grace_ms)
+        if dead:
+            found.counted.append(Counted("dead", *partition, amount=dead))
     return found
 
 
-def _is_half_told(*told: ToldCopy | None) -> bool:
-    """Whether a copy counts of which no start is told: a finding, from which nothing else follows."""
-    return any(each is not None and each.base < 0 and each.state == COPY_FINISHED for each in told)
+def _objects_of(copy: Copy, listed: ListedCopy) -> tuple[int, Listed | None, Listed | None]:
+    """Return its base offset, data and index object."""
+    topic_id, partition, segment_id = copy
+    data = index = None
+    if listed.data_size >= 0:
+        key = tier_key(topic_id, partition, listed.data_base, segment_id, "log")
+        data = Listed(key, listed.data_size, listed.data_ms)
+    if listed.index_size >= 0:
+        key = tier_key(topic_id, partition, listed.index_base, segment_id, "idx")
+        index = Listed(key, listed.index_size, listed.index_ms)
+    return listed.base, data, index
 
 
 class _Told(NamedTuple):
     before: ToldCopy | None
     after: ToldCopy | None
+
+
+def _is_half_told(told: _Told) -> bool:
+    """Whether a copy counts of which no start is told: a finding, from which nothing else follows."""
+    return any(each is not None and each.base < 0 and each.state == COPY_FINISHED for each in told)
 
 
 def _judge_untold(
@@ -231,14 +285,10 @@ def _judge_told(
     data: Listed | None,
     index: Listed | None,
     told: _Told,
-    is_dead: bool,
     newest_ms: int,
     grace_ms: int,
 ) -> None:
     topic_id, partition, segment_id = copy
-    if is_dead:
-        found.counted.append(Counted("dead", topic_id, partition, base, -1))
-        return
     finished = [each for each in told if each is not None and each.state == COPY_FINISHED]
     if len(finished) == 2:
         _judge_finished(found, copy, base, data, index, finished[1])
