@@ -238,7 +238,7 @@ class Bench:
                     for what, value, most in each.most
                 ),
             )
-            for each in verify_scale.measure(self.folder, self.scale)
+            for each in verify_scale.measure(self.folder, self.scale, self.rounds)
         ]
 
 

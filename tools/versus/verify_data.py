@@ -104,9 +104,10 @@ def alike(size: int, *, is_minio: bool) -> DataSet:
 
 
 def skewed(size: int) -> DataSet:
-    """One partition of five has 80 % of the bytes; beside it a topic of a fiftieth."""
+    """One partition of five has 80 % of the bytes; beside it a topic of an eighth, which of 10 GB also has a
+    task for each of four executors."""
     topic = Topic(name="skewed", record_bytes=1000, batch_records=16, size=size, partitions=5, hot_share=0.75)
-    little = Topic(name="little", record_bytes=1000, batch_records=16, size=size // 50)
+    little = Topic(name="little", record_bytes=1000, batch_records=16, size=size // 8)
     return DataSet(name="skewed", topics=(topic, little))
 
 

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 from tools.console import Failure, complain
 from tools.versus import verify_data, verify_runs, whole_cpu
@@ -32,6 +33,7 @@ EXECUTOR_MB = 1024
 LITTLE, SKEWED = "little", "skewed"
 LOOK_S = 0.1
 EXECUTOR, DRIVER = "CoarseGrainedExecutorBackend", "SparkSubmit"
+HALF: Final = 0.5
 CPU_SPREAD, LONGEST, SHUFFLE_MB_PER_GB, DRIVER_MB = 1.1, 1.5, 1.0, 1000.0
 
 
@@ -78,7 +80,7 @@ class Process:
             yield from each.all()
 
 
-def measure(folder: Path, scale: float) -> list[Row]:
+def measure(folder: Path, scale: float, rounds: int) -> list[Row]:
     made = verify_data.make(verify_data.skewed(int(SIZE * scale)), folder)
     verify_data.crowd(made, int(OBJECTS * scale))
     reports = {topic: (folder / f"{topic}.json").resolve() for topic in (LITTLE, SKEWED)}
@@ -87,11 +89,14 @@ def measure(folder: Path, scale: float) -> list[Row]:
         for topic, report in reports.items()
     }
     for topic, found in wanted.items():
-        complain(f"local, {topic}: {found.ran.cpu_s:.1f} s CPU, {found.ran.wall_s:.1f} s")
+        ran = found.ran
+        complain(f"local, {topic}: {ran.cpu_s:.1f} s CPU, {ran.wall_s:.1f} s, {ran.peak_mb:.0f} MB")
     rows, costs = [], {}
     for executors in EXECUTORS:
-        little = run(made, LITTLE, executors, folder, reports[LITTLE])
-        whole = run(made, SKEWED, executors, folder, reports[SKEWED])
+        little, whole = (
+            _cheapest([run(made, topic, executors, folder, reports[topic]) for _ in range(rounds)])
+            for topic in (LITTLE, SKEWED)
+        )
         costs[executors] = cost = _marginal(little.verified, whole.verified)
         rows.append(_row(little, whole, cost))
     spread = max(costs.values()) / min(costs.values())
@@ -103,6 +108,10 @@ def measure(folder: Path, scale: float) -> list[Row]:
     told = f"the report is that of processes; {ran.cpu_s:.1f} s CPU, {ran.wall_s:.1f} s"
     rows.append(Row(row=f"one of {KILLED} executors killed by SIGKILL half way", told=told))
     return rows
+
+
+def _cheapest(rounds: Sequence[Scaled]) -> Scaled:
+    return min(rounds, key=lambda each: each.verified.ran.cpu_s)
 
 
 def _marginal(little: Verified, whole: Verified) -> float:
@@ -142,8 +151,7 @@ def run(made: Made, topic: str, executors: int, folder: Path, wanted: Path, *, k
         *("--json", f"{report.resolve()}", "--master", f"local-cluster[{executors},1,{EXECUTOR_MB}]"),
     ]
     child = whole_cpu.start(verify_runs.command(options), {"PYSPARK_SUBMIT_ARGS": _submitted(log)})
-    kill_at = json.loads(wanted.read_text())["figures"]["scanned_bytes"] / 2 if kills else 0
-    peaks = _watch(child, kill_at)
+    peaks = _watch(child, log if kills else None)
     told, _ = child.communicate(timeout=whole_cpu.LEFT_S_MAX)
     verified = verify_runs.judged(whole_cpu.finished(child.returncode, told), report)
     if report.read_bytes() != wanted.read_bytes():
@@ -165,6 +173,10 @@ def _submitted(log: Path) -> str:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": f"file://{log.resolve()}",
         "spark.eventLog.compress": "false",
+        # so that it says soon how many tasks have ended
+        "spark.eventLog.buffer.kb": "1k",
+        # the scan waits for all executors, so that the start of each is in every run
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
     return " ".join(f"--conf {name}={value}" for name, value in settings.items()) + " pyspark-shell"
 
@@ -172,9 +184,9 @@ def _submitted(log: Path) -> str:
 # --- processes ---
 
 
-def _watch(child: subprocess.Popen[str], kill_at: float) -> Mapping[str, float]:
-    """Wait for the end of it. Return the peaks of the driver's two processes in MB; kill an executor once all
-    have read so many bytes."""
+def _watch(child: subprocess.Popen[str], log: Path | None) -> Mapping[str, float]:
+    """Wait for the end of it. Return the peaks of the driver's two processes in MB; kill an executor once the
+    log of events, if it is given, says that half of the tasks have ended."""
     peaks: dict[str, float] = defaultdict(float)
     while child.poll() is None:
         threading.Event().wait(LOOK_S)
@@ -183,19 +195,17 @@ def _watch(child: subprocess.Popen[str], kill_at: float) -> Mapping[str, float]:
                 peaks["JVM"] = max(peaks["JVM"], _peak_mb(process.pid))
             elif "tools.cli" in process.words and "whole_cpu" not in process.words:
                 peaks["Python"] = max(peaks["Python"], _peak_mb(process.pid))
-        if kill_at:
-            kill_at = _kill_one(child.pid, kill_at)
+        if log is not None and done_share(_lines(log)) >= HALF:
+            _kill_one(child.pid)
+            log = None
     return peaks
 
 
-def _kill_one(above: int, kill_at: float) -> float:
-    """Kill an executor if it is time; return when it will be, 0: never again."""
+def _kill_one(above: int) -> None:
     executors = [each for each in tree(above) if EXECUTOR in each.words]
-    if sum(_read_bytes(each.pid) for one in executors for each in one.all()) < kill_at:
-        return kill_at
-    os.kill(executors[-1].pid, signal.SIGKILL)
-    complain(f"killed executor {executors[-1].pid}")
-    return 0
+    if executors:
+        os.kill(executors[-1].pid, signal.SIGKILL)
+        complain(f"killed executor {executors[-1].pid}")
 
 
 def tree(above: int) -> list[Process]:
@@ -224,25 +234,38 @@ def _peak_mb(pid: int) -> float:
     return max((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), default=0.0)
 
 
-def _read_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return max((int(line.split()[1]) for line in lines if line.startswith("rchar:")), default=0)
-
-
 # --- Spark's events ---
 
 
 def read_events(log: Path) -> Events:
-    lines = [
+    return events_of(_lines(log))
+
+
+def _lines(log: Path) -> list[str]:
+    """Return what Spark has written so far, but for a line that is not whole yet."""
+    return [
         line
         for path in sorted(log.rglob("*"))
         if path.is_file() and not path.name.startswith((".", "appstatus"))
-        for line in path.read_text().splitlines()
+        for line in path.read_text().rpartition("\n")[0].splitlines()
     ]
-    return events_of(lines)
+
+
+def done_share(lines: Sequence[str]) -> float:
+    """Return which share of its tasks the largest stage has done, 0 before it has begun."""
+    sizes: dict[int, int] = {}
+    done: dict[int, int] = defaultdict(int)
+    for event in map(json.loads, lines):
+        if event["Event"] == "SparkListenerStageSubmitted":
+            sizes[event["Stage Info"]["Stage ID"]] = event["Stage Info"]["Number of Tasks"]
+        elif _is_done(event):
+            done[event["Stage ID"]] += 1
+    largest = max(sizes, key=lambda stage: sizes[stage], default=-1)
+    return done[largest] / sizes[largest] if sizes else 0.0
+
+
+def _is_done(event: Mapping[str, Any]) -> bool:
+    return event["Event"] == "SparkListenerTaskEnd" and not event["Task Info"]["Failed"]
 
 
 def events_of(lines: Sequence[str]) -> Events:
@@ -251,7 +274,7 @@ def events_of(lines: Sequence[str]) -> Events:
     shuffled = lost = 0
     for line in lines:
         event = json.loads(line)
-        if event["Event"] == "SparkListenerTaskEnd" and not event["Task Info"]["Failed"]:
+        if _is_done(event):
             about = event["Task Info"]
             took_s = (about["Finish Time"] - about["Launch Time"]) / 1000
             stages[event["Stage ID"]].append((about["Executor ID"], took_s))

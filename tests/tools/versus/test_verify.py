@@ -76,6 +76,24 @@ def test_the_scan_is_the_stage_of_most_tasks_and_first_tasks_start_python() -> N
         verify_scale.events_of(lines[:1])
 
 
+def submitted(stage: int, tasks: int) -> str:
+    return json.dumps(
+        {
+            "Event": "SparkListenerStageSubmitted",
+            "Stage Info": {"Stage ID": stage, "Number of Tasks": tasks},
+        }
+    )
+
+
+def test_half_way_is_where_half_of_the_largest_stage_has_ended() -> None:
+    lines = [json.dumps({"Event": "SparkListenerApplicationStart"}), submitted(0, 1), task(0, "1", 10)]
+    assert verify_scale.done_share(lines[:1]) == 0
+    assert verify_scale.done_share(lines) == 1
+    lines += [submitted(1, 4), task(1, "1", 10), task(1, "2", 10, failed=True)]
+    assert verify_scale.done_share(lines) == 0.25
+    assert verify_scale.done_share([*lines, task(1, "2", 10)]) == 0.5
+
+
 # --- processes ---
 
 SPEND = "import time\nwhile time.process_time() < 0.2: pass\n"
