@@ -58,6 +58,7 @@ LATER = frozenset({3, 5, 6, 9, 56, 74, 78})
 
 QUICK: Mapping[str, str] = {
     "log.retention.check.interval.ms": "100",
+    "log.initial.task.delay.ms": "100",
     "remote.log.manager.task.interval.ms": "200",
     "rlmm.config.remote.log.metadata.topic.num.partitions": "2",
 }
