@@ -50,8 +50,8 @@ class Row:
 class Events:
     """Of one run, by Spark's own log."""
 
-    tasks_s: Sequence[float]
-    """Of the scan, but for the first of each executor, which starts Python."""
+    tasks_s: Mapping[int, float]
+    """Of the scan, by the number of the task, but for the first of each executor, which starts Python."""
     firsts_s: Sequence[float]
     shuffled: int
     lost: int
@@ -93,12 +93,13 @@ def measure(folder: Path, scale: float, rounds: int) -> list[Row]:
         complain(f"local, {topic}: {ran.cpu_s:.1f} s CPU, {ran.wall_s:.1f} s, {ran.peak_mb:.0f} MB")
     rows, costs = [], {}
     for executors in EXECUTORS:
-        little, whole = (
-            _cheapest([run(made, topic, executors, folder, reports[topic]) for _ in range(rounds)])
+        littles, wholes = (
+            [run(made, topic, executors, folder, reports[topic]) for _ in range(rounds)]
             for topic in (LITTLE, SKEWED)
         )
+        little, whole = _cheapest(littles), _cheapest(wholes)
         costs[executors] = cost = _marginal(little.verified, whole.verified)
-        rows.append(_row(little, whole, cost))
+        rows.append(_row(little, whole, least_s([each.events for each in wholes]), cost))
     spread = max(costs.values()) / min(costs.values())
     told = ", ".join(f"{cost:.2f}" for cost in costs.values())
     most = (("dearest of cheapest", spread, CPU_SPREAD),)
@@ -118,11 +119,18 @@ def _marginal(little: Verified, whole: Verified) -> float:
     return (whole.ran.cpu_s - little.ran.cpu_s) / (whole.size - little.size) * 1e9
 
 
-def _row(little: Scaled, whole: Scaled, cost: float) -> Row:
+def least_s(rounds: Sequence[Events]) -> list[float]:
+    """Return how long each task took where it took least: it reads the same in every round, and what else the
+    machine did meanwhile is no part of it."""
+    numbers = {number for each in rounds for number in each.tasks_s}
+    return [min(each.tasks_s[one] for each in rounds if one in each.tasks_s) for one in sorted(numbers)]
+
+
+def _row(little: Scaled, whole: Scaled, tasks_s: Sequence[float], cost: float) -> Row:
     verified, events = whole.verified, whole.events
     figures, size = verified.document["figures"], verified.size / 1e9
-    median = statistics.median(events.tasks_s)
-    longest, first = max(events.tasks_s), max(events.firsts_s)
+    median = statistics.median(tasks_s)
+    longest, first = max(tasks_s), max(events.firsts_s)
     shuffled = events.shuffled / 1e6 / size
     return Row(
         row=f"{size:.1f} GB of {figures['objects']:,} objects, executors: {whole.executors}",
@@ -270,23 +278,23 @@ def _is_done(event: Mapping[str, Any]) -> bool:
 
 def events_of(lines: Sequence[str]) -> Events:
     """Read the events of one application: those of the stage with most tasks are the scan's."""
-    stages: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    stages: dict[int, list[tuple[str, int, float]]] = defaultdict(list)
     shuffled = lost = 0
     for line in lines:
         event = json.loads(line)
         if _is_done(event):
             about = event["Task Info"]
             took_s = (about["Finish Time"] - about["Launch Time"]) / 1000
-            stages[event["Stage ID"]].append((about["Executor ID"], took_s))
+            stages[event["Stage ID"]].append((about["Executor ID"], about["Index"], took_s))
             shuffled += event["Task Metrics"]["Shuffle Write Metrics"]["Shuffle Bytes Written"]
         lost += event["Event"] == "SparkListenerExecutorRemoved"
     if not stages:
         raise Failure("Spark's log of events has no tasks")
     scan = max(stages.values(), key=len)
     seen: set[str] = set()
-    firsts: list[float] = []
-    others: list[float] = []
-    for executor, took_s in scan:
-        (others if executor in seen else firsts).append(took_s)
+    firsts: dict[int, float] = {}
+    others: dict[int, float] = {}
+    for executor, number, took_s in scan:
+        (others if executor in seen else firsts)[number] = took_s
         seen.add(executor)
-    return Events(tasks_s=others or firsts, firsts_s=firsts, shuffled=shuffled, lost=lost)
+    return Events(tasks_s=others or firsts, firsts_s=list(firsts.values()), shuffled=shuffled, lost=lost)

@@ -42,13 +42,16 @@ def test_a_goal_that_is_missed_is_told() -> None:
 # --- Spark's events ---
 
 
-def task(stage: int, executor: str, took_ms: int, shuffled: int = 0, *, failed: bool = False) -> str:
+def task(
+    stage: int, executor: str, took_ms: int, shuffled: int = 0, *, number: int = 0, failed: bool = False
+) -> str:
     return json.dumps(
         {
             "Event": "SparkListenerTaskEnd",
             "Stage ID": stage,
             "Task Info": {
                 "Executor ID": executor,
+                "Index": number,
                 "Launch Time": 1000,
                 "Finish Time": 1000 + took_ms,
                 "Failed": failed,
@@ -62,8 +65,8 @@ def test_the_scan_is_the_stage_of_most_tasks_and_first_tasks_start_python() -> N
     lines = [
         json.dumps({"Event": "SparkListenerApplicationStart"}),
         *(
-            task(0, executor, took_ms)
-            for executor, took_ms in [("1", 900), ("2", 800), ("1", 100), ("2", 120)]
+            task(0, executor, took_ms, number=number)
+            for number, (executor, took_ms) in enumerate([("1", 900), ("2", 800), ("1", 100), ("2", 120)])
         ),
         task(0, "1", 5000, failed=True),
         task(1, "1", 70, 300),
@@ -71,9 +74,17 @@ def test_the_scan_is_the_stage_of_most_tasks_and_first_tasks_start_python() -> N
         json.dumps({"Event": "SparkListenerExecutorRemoved"}),
     ]
     found = verify_scale.events_of(lines)
-    assert found == verify_scale.Events(tasks_s=[0.1, 0.12], firsts_s=[0.9, 0.8], shuffled=500, lost=1)
+    assert found == verify_scale.Events(tasks_s={2: 0.1, 3: 0.12}, firsts_s=[0.9, 0.8], shuffled=500, lost=1)
     with pytest.raises(Failure, match="no tasks"):
         verify_scale.events_of(lines[:1])
+
+
+def test_a_task_took_what_it_took_in_its_best_round() -> None:
+    rounds = [
+        verify_scale.Events(tasks_s=tasks_s, firsts_s=[9.0], shuffled=0, lost=0)
+        for tasks_s in ({1: 0.4, 2: 0.9}, {0: 0.5, 2: 0.3})
+    ]
+    assert verify_scale.least_s(rounds) == [0.5, 0.4, 0.3]
 
 
 def submitted(stage: int, tasks: int) -> str:
