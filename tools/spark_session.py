@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,8 @@ WORKER: Final = Path(__file__).resolve().with_name("spark_worker.sh")
 PYTHON_VARIABLE: Final = "SPARK_TIDEWAL_PYTHON"
 QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For short runs: what is compiled further never pays within a minute."""
-ARCHIVED_JVM: Final = "-Xshare:auto -Xlog:disable -Xlog:all=error:stderr -XX:SharedArchiveFile="
+QUIET_JVM: Final = "-Xlog:disable -Xlog:all=error:stderr"
+ARCHIVED_JVM: Final = f"-Xshare:auto {QUIET_JVM} -XX:SharedArchiveFile="
 """An archive of another Java or of other jars is passed over, without a word on stdout."""
 LAUNCHER_VARIABLE: Final = "SPARK_LAUNCHER_OPTS"
 """Of the JVM that only finds out how to start the other."""
@@ -133,13 +135,14 @@ def make_archive(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_suffix(".tmp")
     made.unlink(missing_ok=True)
-    settings = {"spark.driver.extraJavaOptions": f"{QUICK_JVM} -XX:ArchiveClassesAtExit={made}"}
+    settings = {"spark.driver.extraJavaOptions": f"{QUICK_JVM} {QUIET_JVM} -XX:ArchiveClassesAtExit={made}"}
     spark = open_session("local[2]", name="classes", settings=settings, is_quick=True)
     context = spark.sparkContext
     shared = context.broadcast(1)
     rows = context.parallelize(range(8), 4).mapPartitions(lambda part: [(each % 2, each) for each in part])
     rows.persist().collect()
     rows.groupByKey(2).map(lambda pair: (pair[0], len(pair[1]) + shared.value)).collect()
+    _use_sql(spark, path.parent)
     process = context._gateway.proc
     spark.stop()
     context._gateway.shutdown()
@@ -148,6 +151,33 @@ def make_archive(path: Path) -> None:
     if not made.exists():
         raise NoSpark("the JVM made no archive of its classes")
     made.rename(path)
+
+
+def _use_sql(spark: Any, folder: Path) -> None:
+    """Have it load what queries, Parquet and sources in Python take."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader
+
+    class Reader(DataSourceReader):  # type: ignore[misc]
+        def read(self, partition: Any) -> Iterator[tuple[int, bytes]]:
+            yield 1, b"v"
+
+    class Source(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "classes"
+
+        def schema(self) -> str:
+            return "n bigint, v binary"
+
+        def reader(self, schema: Any) -> Reader:
+            return Reader()
+
+    spark.dataSource.register(Source)
+    spark.read.format("classes").load().createOrReplaceTempView("classes")
+    spark.sql("select n % 2 as k, count(*), max(v) from classes where v is not null group by 1").collect()
+    with tempfile.TemporaryDirectory(dir=folder) as kept:
+        spark.range(8).selectExpr("cast(id as string) as k", "id").write.parquet(f"{kept}/rows")
+        spark.read.parquet(f"{kept}/rows").sort("id").collect()
 
 
 if __name__ == "__main__":
