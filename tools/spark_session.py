@@ -99,10 +99,7 @@ def _chosen(
     chosen = {**SETTINGS, **{f"spark.executorEnv.{name}": value for name, value in found.items()}}
     if is_quick:
         os.environ.setdefault(LAUNCHER_VARIABLE, QUICK_JVM)
-        classes = archive()
-        is_usable = classes.exists() and " " not in f"{classes}"
-        archived = f" {ARCHIVED_JVM}{classes}" if is_usable else ""
-        chosen["spark.driver.extraJavaOptions"] = QUICK_JVM + archived
+        chosen["spark.driver.extraJavaOptions"] = quick_jvm()
         chosen["spark.sql.shuffle.partitions"] = "2"
     if jars:
         chosen["spark.jars"] = ",".join(map(str, jars))
@@ -110,6 +107,13 @@ def _chosen(
     if master:
         chosen["spark.master"] = master
     return {**chosen, **settings}
+
+
+def quick_jvm() -> str:
+    """Return the options of a driver's JVM for a run of at most a minute or so."""
+    classes = archive()
+    is_usable = classes.exists() and " " not in f"{classes}"
+    return f"{QUICK_JVM} {ARCHIVED_JVM}{classes}" if is_usable else QUICK_JVM
 
 
 def _opened(call: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.installation import build, install, outside
 from tests.e2e.test_cluster_command import ClusterCommand
 from tests.processes import BrokerProcess
+from tools.spark_session import quick_jvm
 
 THEIRS = ("tools", "storage", "tests", "broker", "protocol", "remote")
 """Packages of a project, each of which notes who imports it."""
@@ -149,12 +150,13 @@ def test_a_worker_of_spark_reads_topics_and_runs_functions_of_the_user(
         load = ("--topic", "t", "--records", "1000", "--quiet", "--bootstrap", broker.bootstrap)
         run(project, bin_folder / "tidewal", "bench", "produce", *load)
         assert broker.terminate() == 0
+    jvm = {"spark.driver.extraJavaOptions": quick_jvm()}
     program = project / "job.py"
     program.write_text(
         "import tools.helpers\n"
         "from pyspark.sql import SparkSession\n"
         "from pyspark.sql.functions import udf\n"
-        "settings = {'spark.ui.enabled': 'false', 'spark.sql.shuffle.partitions': '1'}\n"
+        f"settings = {{'spark.ui.enabled': 'false', 'spark.sql.shuffle.partitions': '1', **{jvm}}}\n"
         "spark = SparkSession.builder.master('local[1]').config(map=settings).getOrCreate()\n"
         "options = {'data': 'data', 'subscribe': 't'}\n"
         "rows = spark.read.format('tidewal').options(**options).load()\n"
