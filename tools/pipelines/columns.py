@@ -6,11 +6,21 @@ Invariant: one row for each record of the batches within the offsets that were a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from protocol.records import BatchHeader, iter_records
+from tools.verify.core.record_table import (
+    GROUP_BYTES,
+    GROUP_RECORDS,
+    WIDTH_MIN,
+    Numbers,
+    RecordTable,
+    read_table,
+)
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA: Final = pa.schema(
@@ -27,6 +37,8 @@ SCHEMA: Final = pa.schema(
 )
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
+_Wanted = tuple[memoryview, BatchHeader, int, int]
+"""A batch, and which offsets of it."""
 
 
 class Columns:
@@ -35,46 +47,112 @@ class Columns:
     def __init__(self, topic: str, partition: int) -> None:
         self._topic = topic
         self._partition = partition
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self._offsets: list[int] = []
-        self._timestamps: list[int] = []
-        self._types: list[int] = []
-        self._headers: list[list[dict[str, Any]] | None] = []
+        self._group: list[_Wanted] = []
+        self._group_records = self._group_bytes = 0
+        self._tables: list[pa.Table] = []
+        self._rows = 0
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        """Return how many rows there are, at most."""
+        return self._rows + self._group_records
 
     def add(self, batch: memoryview, header: BatchHeader, first: int, end: int) -> None:
         """Add the batch's records with offsets of [first, end)."""
-        rows = [*iter_records(batch, 0, header)]
-        if header.base_offset < first or header.next_offset > end:
-            rows = [row for row in rows if first <= row.offset < end]
-        if not rows:
-            return
-        offsets, timestamps, keys, values, headers = zip(*rows, strict=True)
-        self._offsets += offsets
-        self._timestamps += timestamps
-        self._keys += keys
-        self._values += values
-        kind = LOG_APPEND_TIME if header.is_log_append_time else CREATE_TIME
-        self._types += [kind] * len(rows)
-        self._headers += [
-            [{"key": name, "value": data} for name, data in each] if each else None for each in headers
-        ]
+        self._group.append((batch, header, first, end))
+        self._group_records += max(header.count, 0)
+        self._group_bytes += len(batch)
+        if self._group_records >= GROUP_RECORDS or self._group_bytes >= GROUP_BYTES:
+            self._close_group()
 
     def table(self) -> pa.Table:
-        rows = len(self)
-        return pa.Table.from_arrays(
-            [
-                pa.array(self._keys, pa.binary()),
-                pa.array(self._values, pa.binary()),
-                pa.array([self._topic], pa.string()).take(pa.array([0] * rows, pa.int32())),
-                pa.array([self._partition] * rows, pa.int32()),
-                pa.array(self._offsets, pa.int64()),
-                pa.array(self._timestamps, pa.timestamp("ms", tz="UTC")),
-                pa.array(self._types, pa.int32()),
-                pa.array(self._headers, HEADERS),
-            ],
-            schema=SCHEMA,
+        self._close_group()
+        return pa.concat_tables(self._tables) if self._tables else SCHEMA.empty_table()
+
+    def _close_group(self) -> None:
+        group, self._group = self._group, []
+        self._group_records = self._group_bytes = 0
+        if group:
+            found = read_table([each[0] for each in group]) if len(group) >= WIDTH_MIN else None
+            table = self._one_by_one(group) if found is None else self._at_once(group, found)
+            self._tables.append(table)
+            self._rows += table.num_rows
+
+    def _at_once(self, group: Sequence[_Wanted], found: RecordTable) -> pa.Table:
+        counts = [header.count for _, header, _, _ in group]
+        is_wanted = (found.offsets >= np.repeat([each[2] for each in group], counts)) & (
+            found.offsets < np.repeat([each[3] for each in group], counts)
         )
+        keys, values = (
+            _pieces(found.plain, starts, ends)
+            for starts, ends in (
+                (found.key_starts, found.key_ends),
+                (found.value_starts, found.value_ends),
+            )
+        )
+        rows = len(found.offsets)
+        table = self._named(
+            rows,
+            keys,
+            values,
+            pa.array(found.offsets),
+            pa.array(found.timestamps),
+            pa.array(found.is_appended.astype(np.int32)),
+            pa.nulls(rows, HEADERS),
+        )
+        return table if is_wanted.all() else table.filter(pa.array(is_wanted))
+
+    def _one_by_one(self, group: Sequence[_Wanted]) -> pa.Table:
+        columns: tuple[list[Any], ...] = ([], [], [], [], [])
+        types: list[int] = []
+        for batch, header, first, end in group:
+            rows = [*iter_records(batch, 0, header)]
+            if header.base_offset < first or header.next_offset > end:
+                rows = [row for row in rows if first <= row.offset < end]
+            for column, more in zip(columns, zip(*rows, strict=True), strict=False):
+                column += more
+            types += [LOG_APPEND_TIME if header.is_log_append_time else CREATE_TIME] * len(rows)
+        offsets, timestamps, keys, values, headers = columns
+        return self._named(
+            len(types),
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.array(offsets, pa.int64()),
+            pa.array(timestamps, pa.int64()),
+            pa.array(types, pa.int32()),
+            pa.array(
+                [[{"key": name, "value": data} for name, data in each] if each else None for each in headers],
+                HEADERS,
+            ),
+        )
+
+    def _named(
+        self, rows: int, keys: Any, values: Any, offsets: Any, timestamps: Any, types: Any, headers: Any
+    ) -> pa.Table:
+        zeros = pa.array(np.zeros(rows, np.int32))
+        columns = [
+            keys,
+            values,
+            pa.array([self._topic], pa.string()).take(zeros),
+            pa.array(np.full(rows, self._partition, np.int32)),
+            offsets,
+            timestamps.cast(SCHEMA.field("timestamp").type),
+            types,
+            headers,
+        ]
+        return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _pieces(plain: bytes, starts: Numbers, ends: Numbers) -> Any:
+    """Return these bytes of `plain` as a column: of what lies between its bounds, every second piece."""
+    is_null = starts < 0
+    if is_null.all():
+        return pa.nulls(len(starts), pa.binary())
+    bounds = np.empty(2 * len(starts) + 1, np.int32)
+    bounds[:-1:2] = np.where(is_null, ends, starts)
+    bounds[1::2] = ends
+    bounds[-1] = ends[-1]
+    whole = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * len(starts), [None, pa.py_buffer(bounds), pa.py_buffer(plain)]
+    )
+    every_second = np.arange(0, 2 * len(starts), 2, dtype=np.int32)
+    return whole.take(pa.array(every_second, mask=is_null))

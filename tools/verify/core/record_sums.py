@@ -8,6 +8,8 @@ all records are hashed or it is among the bad ones; memory is bounded by one bat
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +21,9 @@ from tools.verify.core.batches import FAULTS_LIMIT
 from tools.verify.core.facts import Fault, RecordDigest
 from tools.verify.core.heads import CODEC_MASK, HEAD_SIZE, Batch, Buffer, head
 from tools.verify.core.manifest_digests import NULL_HASH, hash_of, record_digests
+from tools.verify.core.record_table import read_table
 from tools.verify.core.records import BadRecords, read_records, unpack
+from tools.verify.core.topic_places import RawBatch
 
 Words = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
@@ -66,6 +70,30 @@ def hash_records(data: Buffer, batch: Batch, rows: Rows) -> None:
             for column in rows:
                 del column[count:]
             raise
+
+
+def hash_all(batches: Sequence[RawBatch], rows: Rows) -> None:
+    """Append the records of batches, none of which is a control batch; those of a bad one are left out."""
+    table = read_table([each.data for each in batches])
+    if table is not None:
+        rows[0].frombytes(table.offsets.tobytes())
+        _hash_column(rows[1], table.plain, table.key_starts, table.key_ends)
+        _hash_column(rows[2], table.plain, table.value_starts, table.value_ends)
+        return
+    for each in batches:
+        with suppress(BadRecords):
+            hash_records(each.data, each.head, rows)
+
+
+def _hash_column(column: array[int], plain: bytes, starts: Offsets, ends: Offsets) -> None:
+    words = np.full(len(starts), NULL_HASH, np.uint64)
+    there = np.flatnonzero(starts >= 0)
+    if len(there):
+        digest = xxhash.xxh3_64_intdigest
+        bounds = zip(starts[there].tolist(), ends[there].tolist(), strict=True)
+        hashed = np.array([digest(plain[start:end]) for start, end in bounds], np.uint64)
+        words[there] = np.maximum(hashed, 1)
+    column.frombytes(words.tobytes())
 
 
 def _hash_fast(data: Buffer, batch: Batch, rows: Rows) -> bool:

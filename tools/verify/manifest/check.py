@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tools.verify.core.findings import Counted, Finding
 from tools.verify.core.lineage import Range
@@ -17,14 +17,12 @@ from tools.verify.core.manifest import Manifest, Partition, read_manifests
 from tools.verify.core.manifest_digests import record_digests
 from tools.verify.core.manifest_rules import LOSS, Columns, ReadRecords, Wanted, compare
 from tools.verify.core.outcome import Unchecked, Unread
-from tools.verify.core.record_sums import Rows, hash_records, new_rows
+from tools.verify.core.record_sums import Rows, hash_all, new_rows
 from tools.verify.core.record_sums import columns as as_columns
-from tools.verify.core.records import BadRecords
+from tools.verify.core.record_table import GROUP_BYTES, GROUP_RECORDS
 from tools.verify.core.stores import Source, SourceFailed
 from tools.verify.core.topic import LIMITLESS, ClusterBytes, Missing, PartitionBytes
-
-PIECE: Final = 1 << 16
-"""Records that are held at once."""
+from tools.verify.core.topic_places import RawBatch
 
 
 class Checked(NamedTuple):
@@ -134,7 +132,8 @@ def _open(
 
 def columns_of(log: PartitionBytes, first: int, end: int) -> Iterator[Columns]:
     """Yield offsets and hashes of the data records of [first, end), in pieces, without what is missing."""
-    rows = new_rows()
+    group: list[RawBatch] = []
+    records = size = 0
     at = first
     while at < end:
         try:
@@ -143,18 +142,24 @@ def columns_of(log: PartitionBytes, first: int, end: int) -> Iterator[Columns]:
                 at = head.last_offset + 1
                 if head.is_control:
                     continue
-                try:
-                    hash_records(batch.data, head, rows)
-                except BadRecords:
-                    continue
-                if len(rows[0]) >= PIECE:
-                    yield _within(rows, first, end)
-                    rows = new_rows()
+                group.append(batch)
+                records += max(head.record_count, 0)
+                size += head.size
+                if records >= GROUP_RECORDS or size >= GROUP_BYTES:
+                    yield _hashed(group, first, end)
+                    group = []
+                    records = size = 0
             break
         except Missing as missing:
             at = max(at + 1, missing.end)
-    if rows[0]:
-        yield _within(rows, first, end)
+    if group:
+        yield _hashed(group, first, end)
+
+
+def _hashed(group: Sequence[RawBatch], first: int, end: int) -> Columns:
+    rows = new_rows()
+    hash_all(group, rows)
+    return _within(rows, first, end)
 
 
 def _within(rows: Rows, first: int, end: int) -> Columns:
