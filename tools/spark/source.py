@@ -7,7 +7,6 @@ so it may be sent anywhere; what a stream has read is in its offsets alone.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -27,6 +26,7 @@ from tools.spark.reading import (
     read_task,
     with_brokers,
 )
+from tools.spark_workers import settle
 from tools.verify.core.batches import RunScanner
 from tools.verify.core.heads import LOG_APPEND_TIME
 from tools.verify.core.stores import SourceFailed
@@ -35,9 +35,6 @@ from tools.verify.core.topic import read_part
 ROWS_MAX: Final = 50_000
 BYTES_MAX: Final = 8 << 20
 """Of one table that is handed to Spark, about."""
-FREEZES: Final = 2
-"""In the first tasks of a worker: its daemon collects garbage after every task, and late imports come with
-the first."""
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 
 RECORD_COLUMNS: Final = (
@@ -183,19 +180,9 @@ def _untold(offsets: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, in
 
 # --- rows ---
 
-_frozen = 0
-
-
-def _freeze() -> None:
-    global _frozen
-    if _frozen < FREEZES:
-        _frozen += 1
-        gc.collect()
-        gc.freeze()
-
 
 def _read(options: ReadOptions, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    _freeze()
+    settle()
     if partition is None:  # Spark's way to say that there are none
         return iter(())
     task: Task = partition.value

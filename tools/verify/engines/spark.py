@@ -8,13 +8,13 @@ another try.
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
-from tools.spark_session import NoSpark, is_running, open_context
+from tools.spark_session import QUICK_JVM, NoSpark, is_running, open_context
+from tools.spark_workers import settle
 from tools.verify.core.facts import GENERAL, BatchRow, Fact, Row
 from tools.verify.core.judge import Verdict
 from tools.verify.core.plan import Task
@@ -23,15 +23,15 @@ from tools.verify.engines.engine import DoneListener, EngineFailed, Judging, Kee
 
 T = TypeVar("T")
 
-FREEZES: Final = 2
-"""In the first tasks of a worker: its daemon collects garbage after every task, and late imports come with
-the first."""
 FEW_ROWS: Final = 50_000
 """Up to so many facts of partitions are judged by the driver, without a job and a shuffle for them."""
 KNOWN_ROWS: Final = 10_000
 """Of one partition of what the ledger has."""
 SETTINGS: Final = {"spark.driver.memory": "1g", "spark.task.maxFailures": "4"}
-LOCAL_SETTINGS: Final = {"spark.python.daemon.module": "tools.verify.engines.spark_daemon"}
+LOCAL_SETTINGS: Final = {
+    "spark.python.daemon.module": "tools.verify.engines.spark_daemon",
+    "spark.executor.extraJavaOptions": QUICK_JVM,
+}
 JOB_GROUP: Final = "tidewal-verify-scan"
 POLL_S: Final = 0.5
 WIDTH: Final = 4
@@ -45,9 +45,9 @@ class SparkEngine:
         self._is_mine = not is_running()
         try:
             # the JVM only hands on what Python made: code of it that is compiled further never pays here
-            is_quick = master.startswith("local[") or master == "local"
-            settings = {**SETTINGS, **(LOCAL_SETTINGS if master.startswith("local") else {})}
-            self._context = open_context(master, name="tidewal verify", settings=settings, is_quick=is_quick)
+            is_local = master.startswith("local")
+            settings = {**SETTINGS, **(LOCAL_SETTINGS if is_local else {})}
+            self._context = open_context(master, name="tidewal verify", settings=settings, is_quick=is_local)
         except NoSpark as error:
             raise EngineFailed(f"{error}, or give --engine local") from None
         self._scanned: Any = None
@@ -176,7 +176,7 @@ def _scan_all(tasks: Iterable[Task]) -> Iterator[Brought]:
     for task in tasks:
         units = list(scan(task))
         yield task.number, units, [row[2] for unit in units for row in unit.rows if row[:2] == GENERAL]
-        _freeze()
+        settle()
 
 
 def _first_facts(brought: Brought, rows_max: int) -> tuple[list[Fact], list[PartitionRow] | None]:
@@ -190,17 +190,6 @@ def _partition_rows(brought: Brought) -> Iterator[PartitionRow]:
         for topic_id, partition, fact in unit.rows:
             if (topic_id, partition) != GENERAL:
                 yield (topic_id, partition), fact
-
-
-_frozen = 0
-
-
-def _freeze() -> None:
-    global _frozen
-    if _frozen < FREEZES:
-        _frozen += 1
-        gc.collect()
-        gc.freeze()
 
 
 def _pieces(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
