@@ -5,8 +5,9 @@ it, for good. And an arena of the interpreter stays for one small object in it: 
 hold, or of the freed objects that the interpreter keeps to use again.
 Owns: when it is worth to look, what is done, and that it stays short. Does not own: the accounts that bound
 what requests may take (broker.net), nor which caches can do without what they hold (broker.process).
-Invariant: nothing is given back while that would hold the heap for long, which its holes tell; where the C
-library has no such calls, nothing is ever done.
+Invariant: nothing is given back while that would hold the heap for long, which its holes tell, and the more
+of these there are, the less often they are counted; where the C library has no such calls, nothing is ever
+done.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ WORTH_BYTES: Final = 16 << 20
 FALL_BYTES: Final = WORTH_BYTES // 2
 """Where so much went back by itself, a burst is over, and more of it may be free."""
 _HOLES_MAX: Final = 8192
-"""Each hole is one call of the system: 57,000 of them held the heap for 85 ms."""
+"""Each hole is one call of the system: 57,000 of them held the heap for 85 ms. To count them takes time too,
+25 ms for 100,000: for each time that there are so many, one look is left out."""
 TRIES_MAX: Final = 14
 """After so many in a row, which take 14 s, what is held counts as in use: a request of many rows takes some
 seconds, and only after it there is something to give back."""
@@ -79,14 +81,15 @@ class FreedMemory:
         self._settled_bytes = min(self._settled_bytes, resident)
         self._highest_bytes = max(self._highest_bytes, resident)
         self._returned_bytes = min(self._returned_bytes, free_bytes)
+        if holes > _HOLES_MAX:
+            self._pauses = holes // _HOLES_MAX
+            return False
         has_grown = resident - self._settled_bytes >= WORTH_BYTES
         has_fallen = self._highest_bytes - resident >= FALL_BYTES
         if not has_grown and not has_fallen and free_bytes - self._returned_bytes < WORTH_BYTES:
             self._next_pauses = self._tries = 0
             return False
         self._pauses, self._next_pauses = self._next_pauses, min(2 * self._next_pauses + 1, _PAUSES_MAX)
-        if holes > _HOLES_MAX:
-            return False
         self._heap.give_back()
         after = self._heap.resident_bytes()
         self._tries += 1
