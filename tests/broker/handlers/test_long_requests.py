@@ -15,12 +15,13 @@ import pytest
 from broker.handlers import fetch_response
 from broker.handlers.fetch import LongFetchWait
 from broker.handlers.places import Place, Places
+from broker.net import sending
 from broker.replicas import fetch_sessions
 from broker.replicas.purgatory import Waiter
 from protocol.apis import Api
 from protocol.errors import ErrorCode, KafkaError
 from protocol.fetch import FetchItem, fetch_topic_head, parsing_fetch
-from protocol.primitives import ROWS_AT_ONCE
+from protocol.primitives import BYTES_A_STEP, ROWS_AT_ONCE
 from protocol.records import build_batch
 from tests.broker.net.live import until
 from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
@@ -205,6 +206,38 @@ async def test_a_long_produce_is_answered_as_a_short_one(broker: Broker, acks: i
             assert {each.error_code for each in missing.partition_responses} == {
                 ErrorCode.unknown_topic_or_partition
             }
+
+
+@pytest.mark.parametrize("version", [8, 12])
+async def test_long_names_are_answered_in_pieces(
+    broker: Broker, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To join 100 MB of them would hold the loop, and take as much memory again."""
+    largest: list[int] = []
+    bulk = sending.Bulk
+
+    def noted(pieces: list[Any], size: int) -> sending.Bulk:
+        largest.append(max(map(len, pieces)))
+        return bulk(pieces, size)
+
+    monkeypatch.setattr(sending, "Bulk", noted)
+    await create_topic(broker, "t")
+    names = [f"{at:03}" + "n" * 30_000 for at in range(MANY)]
+    rows = [{"index": 0, "records": batch_of(b"x")}]
+    produced = produce_fields("t", b"") | {
+        "topic_data": [{"name": name, "partition_data": rows} for name in (*names, "t")]
+    }
+    fetched = many("t", missing=2)
+    fetched["topics"] = [fetched["topics"][0] | {"topic": name} for name in names] + fetched["topics"][-1:]
+    async with await RawClient.open(broker) as client:
+        answer = await client.call(Api.PRODUCE, version, **produced)
+        assert [each.name for each in answer.responses] == [*names, "t"]
+        assert [each.partition_responses[0].error_code for each in answer.responses[-2:]] == [3, 0]
+        answer = await client.call(Api.FETCH, version, **fetched)
+        assert [each.topic for each in answer.responses] == [*names, "t"]
+        assert [bool(each.partitions[0].records) for each in answer.responses[-2:]] == [False, True]
+    assert len(largest) == 2
+    assert max(largest) < BYTES_A_STEP + 31_000
 
 
 async def test_a_bomb_is_unpacked_elsewhere(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
