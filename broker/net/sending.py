@@ -3,7 +3,8 @@
 Owns: how the pieces of one big answer leave, and the second descriptor of the socket that sendfile needs.
 Does not own: the order of answers, or what ends a connection (connection). Invariant: at most `CHUNK` bytes
 of an answer are in memory besides what the transport holds; one connection sends `PUMP_MAX` bytes from files
-at most, or `WRITTEN_MAX` in chunks, before the loop gets another turn.
+at most, or `WRITTEN_MAX` in chunks, before the loop gets another turn, of one answer or of many that follow
+each other.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class BulkSender:
         "_next",
         "_owner",
         "_pieces",
+        "_sent",
         "_socket",
         "_transport",
     )
@@ -89,8 +91,10 @@ class BulkSender:
         self._socket: socket.socket | None = None
         self._can_sendfile = True
         self._is_pumping = False
+        self._sent = 0
+        """Bytes in this turn of the loop, of all answers."""
         self._next: asyncio.Handle | None = None
-        """Goes on with the chunks in the next turn of the loop."""
+        """Begins the next turn, if anything was sent in this one."""
 
     def __repr__(self) -> str:
         way = "chunks" if self._socket is None else "sendfile"
@@ -112,7 +116,7 @@ class BulkSender:
         ):
             self._pump_file()
         else:
-            self.close()
+            self._close_socket()
             self._pump_chunks()
 
     def resume(self) -> None:
@@ -125,6 +129,9 @@ class BulkSender:
         following, self._next = self._next, None
         if following is not None:
             following.cancel()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
         out, self._socket = self._socket, None
         if out is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -135,14 +142,13 @@ class BulkSender:
         """Write a chunk at a time, as fast as the transport takes them, and go on in the next turn of the
         loop when it takes all of them."""
         pieces, owner = self._pieces, self._owner
-        if self._is_pumping or self._next is not None:
+        if self._is_pumping:
             return
         self._is_pumping = True
-        written = 0
         try:
-            while pieces and written < WRITTEN_MAX and owner.is_writable:
+            while pieces and self._sent < WRITTEN_MAX and owner.is_writable:
                 chunk = _next_chunk(pieces)
-                written += len(chunk)
+                self._count(len(chunk))
                 self._transport.write(chunk)
         except OSError as error:
             owner.bulk_failed(error)
@@ -151,28 +157,33 @@ class BulkSender:
             self._is_pumping = False
         if not pieces:
             owner.bulk_ended()
-        elif owner.is_writable:
-            self._next = self._loop.call_soon(self._go_on)
 
-    def _go_on(self) -> None:
+    def _count(self, size: int) -> None:
+        self._sent += size
+        if self._next is None:
+            self._next = self._loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
         self._next = None
-        self._owner.bulk_progressed()
-        self._pump_chunks()
+        self._sent = 0
+        if self._pieces and self._socket is None:
+            self._owner.bulk_progressed()
+            self._pump_chunks()
 
     def _pump_file(self) -> None:
         pieces, out = self._pieces, self._socket
         if out is None:
             return
-        sent = 0
+        before = self._sent
         try:
-            while pieces and sent < PUMP_MAX:
-                sent += _send_piece(out, pieces)
+            while pieces and self._sent < PUMP_MAX:
+                self._count(_send_piece(out, pieces))
         except BlockingIOError:
             pass
         except OSError as error:
             self._owner.bulk_failed(error)
             return
-        if sent:
+        if self._sent > before:
             self._owner.bulk_progressed()
         if pieces:
             self._loop.add_writer(out.fileno(), self._pump_file)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker.net.sending import CHUNK, WRITTEN_MAX, BulkSender
+from broker.net import sending
+from broker.net.sending import CHUNK, PUMP_MAX, WRITTEN_MAX, BulkSender
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
+from tests.broker.net.live import until
 from tests.broker.raw_client import (
     RawClient,
     batch_of,
@@ -87,6 +90,8 @@ class Ready:
         self.written: list[bytes] = []
         self.is_writable = True
         self.ended = 0
+        self.following: list[list[bytes]] = []
+        """Answers that are sent when the one before them has left."""
         transport: Any = SimpleNamespace(
             write=self.written.append, get_write_buffer_size=lambda: 0, get_extra_info=lambda name: None
         )
@@ -109,6 +114,8 @@ class Ready:
 
     def bulk_ended(self) -> None:
         self.ended += 1
+        if self.following:
+            self.sender.send(self.following.pop(0))
 
     def bulk_failed(self, error: OSError) -> None:
         raise error
@@ -121,13 +128,58 @@ def test_a_client_that_takes_all_at_once_gets_a_bounded_part_in_each_turn() -> N
     ready = Ready()
     ready.sender.send(PIECES)
     sizes = [sum(map(len, ready.written))]
-    while ready.next:
-        assert not ready.ended
+    while not ready.ended:
         ready.sender.resume()  # whatever else goes on meanwhile
         sizes.append(ready.turn())
     assert max(sizes) < WRITTEN_MAX + CHUNK
     assert b"".join(ready.written) == b"".join(PIECES)
-    assert ready.ended == 1
+    assert (ready.turn(), ready.next, ready.ended) == (0, [], 1)
+
+
+def test_answers_that_follow_each_other_leave_no_more_in_a_turn_than_one() -> None:
+    ready = Ready()
+    ready.following = [[bytes([at]) * 300_000] for at in range(40)]
+    ready.sender.send([b"first"])
+    sizes = [sum(map(len, ready.written))]
+    while ready.next:
+        sizes.append(ready.turn())
+    assert max(sizes) < WRITTEN_MAX + CHUNK
+    assert b"".join(ready.written) == b"first" + b"".join(PIECES)
+    assert ready.ended == 41
+
+
+async def test_pipelined_big_fetches_leave_other_connections_their_turns(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From files too, and however fast the client reads."""
+    sizes: list[int] = []
+    turns: list[int] = []
+    send_piece, loop = sending._send_piece, asyncio.get_running_loop()
+
+    def turn() -> None:
+        turns.append(sum(sizes))
+        sizes.clear()
+        if not is_over:
+            loop.call_soon(turn)
+
+    def sent(out: Any, pieces: Any) -> int:
+        piece = pieces.popleft()  # a socket that takes everything
+        size = len(piece) if isinstance(piece, bytes | memoryview) else piece.size
+        sizes.append(size)
+        return size
+
+    is_over = False
+    await create_topic(broker, "t")
+    async with await RawClient.open(broker) as client:
+        await client.produce("t", batch_of(b"x" * 900_000))
+        fetch = client.encode(Api.FETCH, 12, fetch_fields("t", 0))
+        monkeypatch.setattr(sending, "_send_piece", sent)
+        loop.call_soon(turn)
+        client.writer.write(fetch * 20)
+        await until(lambda: sum(turns) > 20 * 900_000)
+        is_over = True
+        monkeypatch.setattr(sending, "_send_piece", send_piece)
+    assert max(turns) < 2 * PUMP_MAX
 
 
 def test_what_a_client_no_longer_takes_waits_until_it_does() -> None:
