@@ -38,7 +38,7 @@ _LARGE_BUFFER: Final = 1 << 20
 """What a read buffer grows to by itself; a larger one is there for a large frame."""
 
 # Why a connection handles no further request just now; any bit set stalls it.
-WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED, ROOM = 1, 2, 4, 8, 16, 32, 64
+WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED, ROOM, ENDING = 1, 2, 4, 8, 16, 32, 64, 128
 
 Frame: TypeAlias = "memoryview | bytearray"
 
@@ -171,6 +171,8 @@ class Connection(asyncio.BufferedProtocol):
         """The sender while a big answer leaves."""
         self._is_running = False
         self._queued = 0
+        self._why_ending = ""
+        """Why it is closed when a big answer has left."""
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer_host}:{self.peer_port} {self.listener} stalled={self._stalled:#x}>"
@@ -219,20 +221,20 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._stalled & CLOSED:
+        if self._stalled & (CLOSED | ENDING):
             return
         self.tick = self._host.tick
         try:
             frames = self._reader.received(nbytes)
         except FrameTooLarge as error:
-            self.close(str(error))
+            self._end(str(error))
             return
         if self._reader.error is not None:
             # the frames before the bad size are good; handled unless they must wait, and then the connection
             # goes
             if not self._stalled and not self._held:
                 self._run(frames)
-            self.close(str(self._reader.error))
+            self._end(str(self._reader.error))
             return
         if not frames:
             self._account()
@@ -291,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
             broken, at = str(error), len(frames)
         self._host.finish_round(self, answers)
         if broken is not None:
-            self.close(broken)
+            self._end(broken)
         return frames[at:]
 
     def _handle(self, frames: Sequence[Frame], at: int, answers: list[Answer]) -> int:
@@ -338,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
             if ready:
                 self._write(ready[0] if len(ready) == 1 else b"".join(ready))
         if broken is not None:
-            self.close(broken)
+            self._end(broken)
 
     def _hold(self, frames: Sequence[Frame]) -> None:
         """Keep frames until the connection may continue."""
@@ -466,8 +468,18 @@ class Connection(asyncio.BufferedProtocol):
             if self._stalled & WRITE:
                 self._note_unread()
 
+    def _end(self, reason: str) -> None:
+        """Close because of what the peer has sent: after the answers to what came before that, as far as they
+        are there."""
+        if self._bulk is None or self._stalled & CLOSED:
+            self.close(reason)
+            return
+        self._stalled |= ENDING
+        self._why_ending = reason
+        self._pause()
+
     def close(self, reason: str | None = None) -> None:
-        """Close after what was answered has left."""
+        """Close after what was answered has left, but for the rest of a big answer."""
         if self.has_deferred_round:
             self._host.finish_deferred()
         if reason is not None and not self._stalled & CLOSED:
@@ -511,6 +523,9 @@ class Connection(asyncio.BufferedProtocol):
         self._note_unread()
         if self._slots:
             self._release([])
+        if self._stalled & ENDING and self._bulk is None:
+            self.close(self._why_ending)
+            return
         self._continue()
 
     def bulk_failed(self, error: OSError) -> None:

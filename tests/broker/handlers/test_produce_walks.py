@@ -11,7 +11,7 @@ from protocol.apis import Api
 from protocol.compression import Codec
 from protocol.errors import ErrorCode
 from protocol.records import build_batch, crc_of, iter_batches, iter_records, parse_header
-from tests.broker.raw_client import RawClient, create_topic, fetch_fields, produce_fields
+from tests.broker.raw_client import RawClient, batch_of, create_topic, fetch_fields, produce_fields
 
 if TYPE_CHECKING:
     from broker.server import Broker
@@ -150,6 +150,34 @@ async def test_a_bad_size_behind_a_walk_lets_nothing_overtake_it(broker: Broker)
         await client.send(broken)
         assert await client.is_closed()
         assert log.log_end_offset in (0, MANY)
+
+
+@pytest.mark.parametrize("is_from_files", [False, True])
+@pytest.mark.parametrize("is_bad_size", [False, True])
+async def test_a_big_answer_before_a_request_that_ends_the_connection_leaves_whole(
+    broker: Broker, is_from_files: bool, is_bad_size: bool
+) -> None:
+    """Of more than leaves in a turn of the loop, to a client that takes its time."""
+    count, size = (10, 900_000) if is_from_files else (100, 40_000)
+    await create_topic(broker, "t", count)
+    async with await RawClient.open(broker) as client:
+        for index in range(count):
+            await client.produce("t", batch_of_many(1), index=index)
+            await client.produce("t", batch_of(bytes(size)), index=index)
+        limits = {"max_bytes": 1 << 26, "min_bytes": 0}
+        fields = fetch_fields("t", 0, **limits)
+        row = fields["topics"][0]["partitions"][0]
+        fields["topics"][0]["partitions"] = [row | {"partition": at} for at in range(count)]
+        last = client.encode(Api.PRODUCE, 9, produce_fields("nope", batch_of_many(1), acks=0))
+        if is_bad_size:
+            last = b"\xff\xff\xff\xff"
+        client.writer.write(
+            client.encode(Api.API_VERSIONS, 0, {}) + client.encode(Api.FETCH, 12, fields) + last
+        )
+        await client.receive_as(Api.API_VERSIONS, 0)
+        (topic,) = (await client.receive_as(Api.FETCH, 12)).responses
+        assert sum(len(each.records) for each in topic.partitions) > count * size
+        assert await client.is_closed()
 
 
 @pytest.mark.parametrize("is_known", [False, True])
