@@ -1,10 +1,10 @@
-"""Sending answers that are too big to build in memory: in chunks, or straight from the file.
+"""Sending answers that are too big to be joined or copied at once: in chunks, or straight from the file.
 
 Owns: how the pieces of one big answer leave, and the second descriptor of the socket that sendfile needs.
-Does not own: the order of answers, or what ends a connection (connection). Invariant: at most `CHUNK` bytes
-of an answer are in memory besides what the transport holds; one connection sends `PUMP_MAX` bytes from files
-at most, or `WRITTEN_MAX` in chunks, before the loop gets another turn, of one answer or of many that follow
-each other.
+Does not own: the order of answers, or what ends a connection (connection). Invariant: of what an answer has
+in files at most `CHUNK` bytes are in memory besides what the transport holds; one connection sends `PUMP_MAX`
+bytes from files at most, or `WRITTEN_MAX` in chunks, before the loop gets another turn, of one answer or of
+many that follow each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Piece: TypeAlias = "bytes | memoryview | LogSlice"
 
 
 class Bulk:
-    """A response too big to build in memory: bytes and log slices in order."""
+    """A response too big to be joined: bytes and log slices in order."""
 
     __slots__ = ("pieces", "size")
 
