@@ -171,8 +171,8 @@ class Connection(asyncio.BufferedProtocol):
         """The sender while a big answer leaves."""
         self._is_running = False
         self._queued = 0
-        self._why_ending = ""
-        """Why it is closed when a big answer has left."""
+        self._why_ending: str | None = None
+        """Why it is closed when a big answer has left, if its client did not end it."""
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer_host}:{self.peer_port} {self.listener} stalled={self._stalled:#x}>"
@@ -249,7 +249,11 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         if self.has_deferred_round:
             self._host.finish_deferred()
-        return False
+        if self._bulk is None or self._stalled & CLOSED:
+            return False
+        # it may read on, and gets what is on its way
+        self._stalled |= ENDING
+        return True
 
     def pause_writing(self) -> None:
         self._stalled |= WRITE

@@ -13,7 +13,7 @@ from broker.net.sending import CHUNK, PUMP_MAX, WRITTEN_MAX, BulkSender
 from protocol.apis import Api
 from protocol.errors import ErrorCode
 from protocol.records import iter_batches
-from tests.broker.net.live import until
+from tests.broker.net.live import connections, until
 from tests.broker.raw_client import (
     RawClient,
     batch_of,
@@ -80,6 +80,28 @@ async def test_big_fetches_without_a_real_socket_go_in_chunks(
         for _ in range(2):
             fetched = await client.fetch("t", 0, **limits)
             assert [header.base_offset for _, header in iter_batches(fetched.records)] == list(range(8))
+
+
+@pytest.mark.parametrize("size", [40_000, 900_000])
+@pytest.mark.parametrize("is_at_once", [False, True])
+async def test_a_client_that_ends_its_side_gets_the_rest_of_a_big_answer(
+    broker: Broker, size: int, is_at_once: bool
+) -> None:
+    """In chunks, and from files."""
+    count = 8_000_000 // size
+    await create_topic(broker, "t", count)
+    async with await RawClient.open(broker) as client:
+        for index in range(count):
+            await client.produce("t", batch_of(bytes(size)), index=index)
+        fields = fetch_fields("t", 0)
+        row = fields["topics"][0]["partitions"][0]
+        fields["topics"][0]["partitions"] = [row | {"partition": at} for at in range(count)]
+        client.writer.write(client.encode(Api.FETCH, 12, fields))
+        data = b"" if is_at_once else await client.reader.readexactly(1)
+        client.writer.write_eof()
+        data += await client.reader.read(-1)
+        assert len(data) == 4 + int.from_bytes(data[:4], "big") > count * size
+    await until(lambda: not connections(broker))
 
 
 class Ready:
