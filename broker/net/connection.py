@@ -39,6 +39,7 @@ _LARGE_BUFFER: Final = 1 << 20
 
 # Why a connection handles no further request just now; any bit set stalls it.
 WAIT, BULK, WRITE, PIPELINE, CLOSED, PACED, ROOM, ENDING = 1, 2, 4, 8, 16, 32, 64, 128
+_OVER: Final = CLOSED | ENDING
 
 Frame: TypeAlias = "memoryview | bytearray"
 
@@ -221,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._stalled & (CLOSED | ENDING):
+        if self._stalled & _OVER:
             return
         self.tick = self._host.tick
         try:
