@@ -228,29 +228,35 @@ def encoding_produce(
     """`encode_produce` in steps, and in pieces. Uses the topics up, which may have long names."""
     flexible = version >= PRODUCE_FLEXIBLE
     pieces: list[bytes] = [b""]
+    parts: list[bytes] = []  # of the next piece, each what one step packed
     out = [NO_TAGS if flexible else b"", pack_count(len(topics), flexible)]
     addresses: dict[int, Address] = {}
-    rows = size = 0
+    rows = names_size = size = 0
     topics.reverse()
     while topics:
         topic, results = topics.pop()
         head = pack_topic(topic, flexible) + pack_count(len(results), flexible)
         out.append(head)
-        size += len(head)
+        names_size += len(head)
         for at in range(0, len(results), ROWS_A_STEP):
             some = results[at : at + ROWS_A_STEP]
             _pack_results(out, version, some, addresses)
             rows += len(some)
-            if rows >= ROWS_A_STEP or size >= BYTES_A_STEP:
-                pieces.append(b"".join(out))
+            if rows >= ROWS_A_STEP or names_size >= BYTES_A_STEP:
+                parts.append(b"".join(out))
                 out.clear()
-                rows = size = 0
+                size += len(parts[-1])
+                if size >= BYTES_A_STEP:
+                    pieces.append(b"".join(parts))
+                    parts.clear()
+                    size = 0
+                rows = names_size = 0
                 yield
         if flexible:
             out.append(NO_TAGS)
         yield from let_go(results)
     _pack_end(out, version, addresses, 0)
-    pieces.append(b"".join(out))
+    pieces.append(b"".join([*parts, *out]))
     pieces[0] = _HEAD.pack(sum(map(len, pieces)) + 4, correlation_id)
     return pieces
 

@@ -662,10 +662,8 @@ def _is_flat(fields: Fields) -> bool:
 
 def _answer_of(connection: Connection, pieces: Pieces) -> bytes | Bulk:
     """Return the answer to the request in hand."""
-    answer = answer_of(pieces)
-    if isinstance(answer, bytes):
-        connection.unsent += len(answer)
-    return answer
+    connection.unsent += sum(map(len, pieces))
+    return answer_of(pieces)
 
 
 def _drop_traces(error: BaseException | None) -> None:
