@@ -14,6 +14,7 @@ from tests.sim.history import (
     Commit,
     CommitRead,
     Crash,
+    Fate,
     Fetch,
     FinalLog,
     History,
@@ -359,6 +360,21 @@ def test_what_was_aborted_may_be_given_once_its_marker_was_lost(at: float, is_ex
     history.fetches[1] = replace(history.fetches[1], aborted=())
     history.crashes.append(Crash(life=1, at=at, power=True, synced_end={}, kept_end={T: 0}))
     assert ("14 nothing open is read" not in judge(history).rules()) == is_excused
+
+
+@pytest.mark.parametrize("fate", ["committed", "unknown"])
+def test_what_another_aborted_may_be_given_early_once_that_marker_was_lost(
+    fate: Fate,
+) -> None:
+    """What was committed in the end was not aborted before."""
+    history = clean()
+    read_before_the_commit_was_asked_for(history)
+    assert judge(history).rules() == {"14 nothing open is read"}
+    history.transactions = [
+        replace(each, fate=fate) if each.fate == "committed" else each for each in history.transactions
+    ]
+    history.crashes.append(Crash(life=1, at=1.2, power=True, synced_end={}, kept_end={T: 0}))
+    assert ("14 nothing open is read" in judge(history).rules()) == (fate == "committed")
 
 
 def test_a_stock_client_passes_over_what_is_aborted_from_its_first_offset_on() -> None:

@@ -7,8 +7,9 @@ have read each other. Does not own what a single log owes its clients (checks.py
 committed without a transaction.
 
 Invariant: a rule looks only at values. That all who were bound to keep a marker, or what a coordinator knew,
-have lost it excuses a transaction that is not whole or stays open, and what was aborted and is given after
-its marker was lost; nothing excuses what is given before its commit was asked for.
+have lost it excuses a transaction that is not whole or stays open, and what was aborted, also by another one
+of its transactional id before its own producer asked for anything, and is given after its marker was lost;
+nothing excuses what is given of a transaction that is committed before that was asked for.
 """
 
 from __future__ import annotations
@@ -109,13 +110,16 @@ def nothing_open_is_read(case: Case) -> Iterator[str]:
             found = book.of_value.get((fetch.tp, value))
             if found is None:
                 continue
+            is_early = found.asked is None or fetch.done < found.asked
+            if found.fate != "aborted" and not is_early:
+                continue
+            if found.fate != "committed" and case.custody.was_lost_between(
+                fetch.tp, LATEST, found.begun, fetch.done
+            ):
+                continue  # its marker is lost, which leaves it to the next one of its producer
             what = f"{fetch.tp} {fetch.client} was given {value} at {offset} of {found.key}"
-            if found.fate == "aborted":
-                # a marker that is lost leaves it to the next one of its producer, whatever that says
-                if not case.custody.was_lost_between(fetch.tp, LATEST, found.begun, fetch.done):
-                    yield f"{what}, which aborted"
-            elif found.asked is None or fetch.done < found.asked:
-                yield f"{what} before its commit was asked for"
+            why = ", which aborted" if found.fate == "aborted" else " before its commit was asked for"
+            yield f"{what}{why}"
 
 
 def reads_are_exact(case: Case) -> Iterator[str]:
