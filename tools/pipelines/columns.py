@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from protocol.records import BatchHeader, iter_records
+from protocol.records import BatchHeader, iter_records, parse_header
 from tools.verify.core.record_table import (
     GROUP_BYTES,
     GROUP_RECORDS,
     WIDTH_MIN,
-    Numbers,
     RecordTable,
+    read_stretch,
     read_table,
 )
+from tools.verify.core.stretches import Numbers, Stretch
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA: Final = pa.schema(
@@ -64,6 +66,16 @@ class Columns:
         if self._group_records >= GROUP_RECORDS or self._group_bytes >= GROUP_BYTES:
             self._close_group()
 
+    def add_stretch(self, stretch: Stretch, first: int, end: int) -> None:
+        """Add the records of batches of data with offsets of [first, end)."""
+        self._close_group()
+        found = read_stretch(stretch)
+        if found is None:
+            for batch in stretch.batches():
+                self.add(batch.data, parse_header(batch.data, 0), first, end)
+            return
+        self._keep(self._at_once(found, (found.offsets >= first) & (found.offsets < end)))
+
     def table(self) -> pa.Table:
         self._close_group()
         return pa.concat_tables(self._tables) if self._tables else SCHEMA.empty_table()
@@ -73,15 +85,18 @@ class Columns:
         self._group_records = self._group_bytes = 0
         if group:
             found = read_table([each[0] for each in group]) if len(group) >= WIDTH_MIN else None
-            table = self._one_by_one(group) if found is None else self._at_once(group, found)
-            self._tables.append(table)
-            self._rows += table.num_rows
+            if found is None:
+                self._keep(self._one_by_one(group))
+                return
+            counts = [header.count for _, header, _, _ in group]
+            firsts, ends = (np.repeat([each[place] for each in group], counts) for place in (2, 3))
+            self._keep(self._at_once(found, (found.offsets >= firsts) & (found.offsets < ends)))
 
-    def _at_once(self, group: Sequence[_Wanted], found: RecordTable) -> pa.Table:
-        counts = [header.count for _, header, _, _ in group]
-        is_wanted = (found.offsets >= np.repeat([each[2] for each in group], counts)) & (
-            found.offsets < np.repeat([each[3] for each in group], counts)
-        )
+    def _keep(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        self._rows += table.num_rows
+
+    def _at_once(self, found: RecordTable, is_wanted: npt.NDArray[np.bool_]) -> pa.Table:
         keys, values = (
             _pieces(found.plain, starts, ends)
             for starts, ends in (

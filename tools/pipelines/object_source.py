@@ -16,8 +16,8 @@ from tools.console import Failure
 from tools.topic_source import Aborted, Bounds, OffsetsGone, Piece
 from tools.verify.core.keys import topic_bytes
 from tools.verify.core.stores import BadSourceUrl, SourceFailed, open_source
+from tools.verify.core.stretches import RawBatch
 from tools.verify.core.topic import Missing, NoSuchTopic, TopicBytes, open_topic
-from tools.verify.core.topic_places import RawBatch
 
 BATCHES_AT_ONCE: Final = 64
 """Read in one turn of a thread."""

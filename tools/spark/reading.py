@@ -21,6 +21,8 @@ from tools.spark.options import EARLIEST, LATEST, BadOption, Point, ReadOptions
 from tools.topic_source import Aborted, BrokerSource, OffsetsGone
 from tools.verify.core.lineage import without
 from tools.verify.core.stores import Gone
+from tools.verify.core.stretches import Stretch
+from tools.verify.core.tables import CONTROL, TRANSACTIONAL
 from tools.verify.core.topic import (
     ClusterBytes,
     Missing,
@@ -61,6 +63,14 @@ class Row(NamedTuple):
 
     batch: memoryview
     header: Any
+    first: int
+    end: int
+
+
+class Rows(NamedTuple):
+    """Batches of data that lie together, with the offsets of them that were asked for."""
+
+    stretch: Stretch
     first: int
     end: int
 
@@ -274,7 +284,7 @@ def with_brokers(options: ReadOptions, work: Callable[[Topics], T]) -> T:
 # --- reading ---
 
 
-def read_task(options: ReadOptions, task: Task) -> Iterator[Row]:
+def read_task(options: ReadOptions, task: Task) -> Iterator[Row | Rows]:
     """Yield the batches of data of a task. Raise DataLost, SourceFailed."""
     if not task.parts:
         yield from _from_brokers(options, task)
@@ -283,22 +293,28 @@ def read_task(options: ReadOptions, task: Task) -> Iterator[Row]:
     filtered = Aborted(task.aborted)
     try:
         for part in task.parts:
-            for raw, head in read_part(part):
-                if head.last_offset >= at:
-                    at = head.last_offset + 1
-                    yield from _data(filtered, raw, task)
+            for whole in read_part(part):
+                stretch = whole.rising_from(at)
+                if len(stretch.starts):
+                    at = int(stretch.last_offsets()[-1]) + 1
+                    yield from _data(filtered, stretch, task)
     except (Damaged, Gone) as error:
         left = task._replace(first=max(at, task.first), parts=())
         yield from _elsewhere(options, left, filtered, error)
 
 
-def _data(filtered: Aborted, raw: memoryview, task: Task) -> Iterator[Row]:
-    header = parse_header(raw, 0)
-    is_aborted = filtered.covers(header)
-    if header.is_control:
-        filtered.note_marker(raw, header)
-    elif not is_aborted and header.count > 0:
-        yield Row(raw, header, task.first, task.end)
+def _data(filtered: Aborted, stretch: Stretch, task: Task) -> Iterator[Row | Rows]:
+    if not stretch.has(TRANSACTIONAL | CONTROL).any():
+        has_records = stretch.counts() > 0
+        yield Rows(stretch if has_records.all() else stretch.only(has_records), task.first, task.end)
+        return
+    for raw, _ in stretch.batches():
+        header = parse_header(raw, 0)
+        is_aborted = filtered.covers(header)
+        if header.is_control:
+            filtered.note_marker(raw, header)
+        elif not is_aborted and header.count > 0:
+            yield Row(raw, header, task.first, task.end)
 
 
 def _from_brokers(options: ReadOptions, task: Task) -> Iterator[Row]:
@@ -315,7 +331,7 @@ def _from_brokers(options: ReadOptions, task: Task) -> Iterator[Row]:
                 at = gone.log_start
 
 
-def _elsewhere(options: ReadOptions, left: Task, filtered: Aborted, error: Exception) -> Iterator[Row]:
+def _elsewhere(options: ReadOptions, left: Task, filtered: Aborted, error: Exception) -> Iterator[Row | Rows]:
     """Read the rest of a task whose objects have gone or are damaged since it was planned."""
     if options.bootstrap is not None:
         yield from _from_brokers(options, left)
@@ -324,9 +340,9 @@ def _elsewhere(options: ReadOptions, left: Task, filtered: Aborted, error: Excep
     at = left.first
     while at < left.end:
         try:
-            for raw, head in partition.batches(at, left.end):
-                at = head.last_offset + 1
-                yield from _data(filtered, raw, left)
+            for stretch in partition.stretches(at, left.end):
+                at = int(stretch.last_offsets()[-1]) + 1
+                yield from _data(filtered, stretch, left)
             return
         except Missing as missing:
             if options.fail_on_data_loss:

@@ -20,6 +20,7 @@ from tools.spark.options import BATCHES, RUNS, BadOption, ReadOptions, read_opti
 from tools.spark.reading import (
     DataLost,
     Ranges,
+    Rows,
     Task,
     TopicPartition,
     Topics,
@@ -197,8 +198,12 @@ def _records(options: ReadOptions, task: Task) -> Iterator[pa.RecordBatch]:
     columns = Columns(task.topic, task.partition)
     size = 0
     for row in read_task(options, task):
-        columns.add(row.batch, row.header, row.first, row.end)
-        size += len(row.batch)
+        if isinstance(row, Rows):
+            columns.add_stretch(row.stretch, row.first, row.end)
+            size += row.stretch.size
+        else:
+            columns.add(row.batch, row.header, row.first, row.end)
+            size += len(row.batch)
         if size >= BYTES_MAX or len(columns) >= ROWS_MAX:
             yield from _arrow(columns, options)
             columns, size = Columns(task.topic, task.partition), 0
@@ -217,7 +222,7 @@ def _arrow(columns: Columns, options: ReadOptions) -> Iterator[pa.RecordBatch]:
 def _batches(task: Task) -> Iterator[pa.RecordBatch]:
     rows: list[tuple[Any, ...]] = []
     for part in task.parts:
-        for _, head in read_part(part):
+        for _, head in (batch for stretch in read_part(part) for batch in stretch.batches()):
             is_appended = bool(head.attributes & LOG_APPEND_TIME)
             rows.append(
                 (
@@ -238,8 +243,9 @@ def _runs(task: Task) -> Iterator[pa.RecordBatch]:
     rows: list[tuple[Any, ...]] = []
     for part in task.parts:
         scanner = RunScanner(part.key, position=part.position)
-        for batch, _ in read_part(part):
-            scanner.feed(batch)
+        for stretch in read_part(part):
+            for batch, _ in stretch.batches():
+                scanner.feed(batch)
         rows += [
             (
                 task.topic, task.partition, run.first, run.end, run.leader_epoch, run.batches, run.records,

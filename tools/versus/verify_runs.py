@@ -121,7 +121,7 @@ def _hash_all(url: str, data: str, topics: Sequence[str]) -> None:
 def _sum_all(url: str, data: str, topics: Sequence[str]) -> None:
     from tools.spark_session import open_session
 
-    spark = open_session("local[*]", name="records of 100 bytes")
+    spark = open_session("local[*]", name="records of 100 bytes", is_quick=True)
     reader = spark.read.format("tidewal").option("store", url).option("data", data)
     rows = reader.option("subscribe", ",".join(topics)).load()
     found = rows.selectExpr(

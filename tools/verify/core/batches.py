@@ -11,7 +11,6 @@ step of Python for each batch: the one that finds its length. Only a piece that 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -25,6 +24,7 @@ from tools.verify.core.facts import Digest, Fault, Mark, ProducerRun, Run
 from tools.verify.core.findings import Severity, declare
 from tools.verify.core.heads import FRAME, HEAD, HEAD_SIZE, LENGTH, Batch, Buffer, head, is_sound, read_marker
 from tools.verify.core.records import BadRecords, count_records
+from tools.verify.core.stretches import FIELDS, ROW, frames
 from tools.verify.core.tables import CONTROL, FEW, Facts, Markers, Table
 
 Column = npt.NDArray[Any]
@@ -81,29 +81,8 @@ COUNT_MISMATCH = declare(
     "Compare with another copy; whoever wrote it gave it a sound checksum.",
 )
 
-_FIELDS: Final = np.dtype(
-    [
-        ("base", ">i8"),
-        ("length", ">i4"),
-        ("epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">u4"),
-        ("attributes", ">i2"),
-        ("delta", ">i4"),
-        ("first_timestamp", ">i8"),
-        ("max_timestamp", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("sequence", ">i4"),
-        ("count", ">i4"),
-    ]
-)
-_ROW: Final = np.dtype((np.void, HEAD_SIZE))
-_UNSIGNED: Final = struct.Struct(">I")
 LITTLE: Final = 4096
 """Bytes whose batches cost less one by one than the columns of their heads do."""
-STRIDE: Final = 32
-"""Batches that are followed before those behind them are guessed."""
 FOLDED: Final = 4096
 """Heads that are taken together: a few hundred, as a piece of large batches has, cost as much as these."""
 
@@ -211,15 +190,15 @@ class RunScanner:
                     self._rest += view
                 return
             start = len(whole) - len(self._rest)
-            rows.append(np.frombuffer(whole[:HEAD_SIZE], _ROW))
+            rows.append(np.frombuffer(whole[:HEAD_SIZE], ROW))
             positions.append(np.array([at - len(self._rest)], np.int64))
             self._look_inside(whole, 0, at - len(self._rest))
             if self._on_data is not None:
                 self._on_data(whole, at - len(self._rest))
             self._crc = crc32c(view[:start], self._crc)
-        where, stop = _frames(view, start, self._limit)
+        where, stop = frames(view, start, self._limit)
         if len(where):
-            heads = np.ndarray((len(view) - HEAD_SIZE + 1,), _ROW, view, strides=(1,))[where]
+            heads = np.ndarray((len(view) - HEAD_SIZE + 1,), ROW, view, strides=(1,))[where]
             crc = crc32c(view[start:stop], self._crc)
             if not _are_sound(heads, where, stop, crc ^ sums.shift(self._crc, stop - start)):
                 self._crc = crc32c(view[stop:], crc)
@@ -229,7 +208,7 @@ class RunScanner:
             self._crc = crc
             rows.append(heads)
             positions.append(where + at)
-            fields = heads.view(_FIELDS)
+            fields = heads.view(FIELDS)
             flags = heads.view(np.uint8).reshape(-1, HEAD_SIZE)[:, 22]
             odd = (flags & CONTROL != 0) | (fields["count"] - 1 != fields["delta"])
             for index in np.flatnonzero(odd).tolist():
@@ -324,7 +303,7 @@ class RunScanner:
                 self._look_inside(data, each, at + each)
                 if self._on_data is not None:
                     self._on_data(memoryview(data)[each : each + head(data, each).size], at + each)
-            self._sound(np.ndarray((len(data) - HEAD_SIZE + 1,), _ROW, data, strides=(1,))[where], where + at)
+            self._sound(np.ndarray((len(data) - HEAD_SIZE + 1,), ROW, data, strides=(1,))[where], where + at)
             if self._waiting_count >= FOLDED:
                 self._fold()
 
@@ -482,7 +461,7 @@ class RunScanner:
             return
         rows, positions = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
         self._waiting, self._waiting_count = [], 0
-        self._valid_end = int(positions[-1]) + FRAME + int(rows[-1:].view(_FIELDS)["length"][0])
+        self._valid_end = int(positions[-1]) + FRAME + int(rows[-1:].view(FIELDS)["length"][0])
         if self._held is not None:
             rows = np.concatenate((self._held[0], rows))
             positions = np.concatenate((self._held[1], positions))
@@ -580,48 +559,12 @@ class RunScanner:
         )
 
 
-def _frames(view: memoryview, start: int, limit: int) -> tuple[Column, int]:
-    """Where the batches begin that are whole and have a possible length, and where the next one would.
-
-    The lengths are followed first and looked at afterwards, all at once. Where batches are of one size, the
-    next ones are guessed, and looked at together.
-    """
-    read = _UNSIGNED.unpack_from
-    parts: list[Column] = []
-    found: list[int] = []
-    at, last = start, len(view) - HEAD_SIZE
-    try:
-        while at <= last:
-            for _ in range(STRIDE):
-                found.append(at)
-                at += FRAME + read(view, at + 8)[0]
-            size = at - found[-1]
-            if at <= last and size == found[-1] - found[-2]:
-                count = (last - at) // size + 1
-                same = np.ndarray((count,), ">u4", view, at + 8, (size,)) == size - FRAME
-                many = count if bool(same.all()) else int(same.argmin())
-                if many:
-                    parts += [np.array(found, np.int64), np.arange(at, at + many * size, size)]
-                    found = []
-                    at += many * size
-    except struct.error:
-        pass
-    where = np.concatenate((*parts, np.array(found, np.int64)))
-    ends = np.append(where[1:], at)
-    sizes = ends - where
-    fits = (sizes >= HEAD_SIZE) & (sizes <= limit + FRAME) & (ends <= len(view))
-    if bool(fits.all()):
-        return where, at
-    wrong = int(fits.argmin())
-    return where[:wrong], int(where[wrong])
-
-
 def _are_sound(heads: Column, where: Column, stop: int, crc: int) -> bool:
     """Whether all these are of version 2, and keep their checksums by the one over all of them."""
     byte = heads.view(np.uint8).reshape(-1, HEAD_SIZE)
     if not bool((byte[:, 16] == 2).all()):
         return False
-    claimed = heads.view(_FIELDS)["crc"].astype(np.uint32)
+    claimed = heads.view(FIELDS)["crc"].astype(np.uint32)
     sizes = np.diff(where, append=stop)
     return bool(sums.of_frames(byte, claimed, sizes) == crc)
 
@@ -655,7 +598,7 @@ def _may_begin(data: bytes, expected: int) -> bool:
 
 
 def _table(rows: Column, positions: Column) -> Table:
-    fields = rows.view(_FIELDS)
+    fields = rows.view(FIELDS)
     base = fields["base"].astype(np.int64)
     return Table(
         positions,

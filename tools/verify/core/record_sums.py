@@ -8,7 +8,6 @@ all records are hashed or it is among the bad ones; memory is bounded by one bat
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -21,9 +20,9 @@ from tools.verify.core.batches import FAULTS_LIMIT
 from tools.verify.core.facts import Fault, RecordDigest
 from tools.verify.core.heads import CODEC_MASK, HEAD_SIZE, Batch, Buffer, head
 from tools.verify.core.manifest_digests import NULL_HASH, hash_of, record_digests
-from tools.verify.core.record_table import read_table
+from tools.verify.core.record_table import read_stretch
 from tools.verify.core.records import BadRecords, read_records, unpack
-from tools.verify.core.topic_places import RawBatch
+from tools.verify.core.stretches import Stretch
 
 Words = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
@@ -72,15 +71,15 @@ def hash_records(data: Buffer, batch: Batch, rows: Rows) -> None:
             raise
 
 
-def hash_all(batches: Sequence[RawBatch], rows: Rows) -> None:
+def hash_all(stretch: Stretch, rows: Rows) -> None:
     """Append the records of batches, none of which is a control batch; those of a bad one are left out."""
-    table = read_table([each.data for each in batches])
+    table = read_stretch(stretch)
     if table is not None:
         rows[0].frombytes(table.offsets.tobytes())
         _hash_column(rows[1], table.plain, table.key_starts, table.key_ends)
         _hash_column(rows[2], table.plain, table.value_starts, table.value_ends)
         return
-    for each in batches:
+    for each in stretch.batches():
         with suppress(BadRecords):
             hash_records(each.data, each.head, rows)
 

@@ -10,15 +10,15 @@ caller reads batch by batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tools.verify.core.heads import CODEC_MASK, HEAD_SIZE, LOG_APPEND_TIME, Buffer
 from tools.verify.core.records import LEAST_RECORD, BadRecords, unpack
+from tools.verify.core.stretches import Numbers, Stretch, joined
 
-Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 GROUP_RECORDS: Final = 1 << 13
@@ -27,13 +27,6 @@ GROUP_BYTES: Final = 8 << 20
 UNPACKED_MAX: Final = 64 << 20
 WIDTH_MIN: Final = 48
 """Batches of one size that are read at once: fewer are read quicker one by one."""
-_HEAD: Final = np.dtype(
-    [
-        ("base", ">i8"), ("length", ">i4"), ("epoch", ">i4"), ("magic", "i1"), ("crc", ">u4"),
-        ("attributes", ">i2"), ("last_delta", ">i4"), ("first_ms", ">i8"), ("max_ms", ">i8"),
-        ("producer", ">i8"), ("producer_epoch", ">i2"), ("sequence", ">i4"), ("records", ">i4"),
-    ]
-)  # fmt: skip
 _PAD: Final = bytes(32)
 """Behind the last batch, for numbers that do not end."""
 _SIZE_BITS: Final = 28
@@ -58,48 +51,52 @@ class RecordTable(NamedTuple):
 
 def read_table(batches: Sequence[Buffer]) -> RecordTable | None:
     """Return the records of batches of data whose checksums agree, None: read them one by one."""
-    if len(batches) < WIDTH_MIN:
+    if len(batches) < WIDTH_MIN or min(map(len, batches)) < HEAD_SIZE:
         return None
-    plain = b"".join([*batches, _PAD])
-    sizes = np.fromiter(map(len, batches), np.int64, len(batches))
-    if sizes.min() < HEAD_SIZE:
+    return read_stretch(joined(batches))
+
+
+def read_stretch(stretch: Stretch) -> RecordTable | None:
+    """Return the records of batches of data, None: read them one by one."""
+    heads, counts = stretch.heads, stretch.counts()
+    if len(counts) < WIDTH_MIN or counts.min() < 0 or counts.sum() < WIDTH_MIN * counts.max():
         return None
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
-    heads: Any = np.frombuffer(plain, np.uint8)[starts[:, None] + np.arange(HEAD_SIZE)].view(_HEAD)[:, 0]
-    counts = heads["records"].astype(np.int64)
-    if counts.min() < 0 or counts.sum() < WIDTH_MIN * counts.max():
-        return None
-    starts = starts + HEAD_SIZE
-    if (heads["attributes"] & CODEC_MASK).any():
-        unpacked = _unpacked(batches, heads["attributes"].tolist())
+    if stretch.has(CODEC_MASK).any():
+        unpacked = _unpacked(stretch)
         if unpacked is None:
             return None
         plain = b"".join([*unpacked, _PAD])
         sizes = np.fromiter(map(len, unpacked), np.int64, len(unpacked))
         ends = np.cumsum(sizes)
         starts = ends - sizes
+    else:
+        begin = int(stretch.starts[0])
+        plain = b"".join([stretch.data[begin : int(stretch.ends[-1])], _PAD])
+        starts, ends = stretch.starts + (HEAD_SIZE - begin), stretch.ends - begin
     if (ends - starts < counts * LEAST_RECORD).any():
         return None
-    fields = _read(plain, starts, ends, counts, heads["last_delta"].astype(np.int64))
+    fields = _read(plain, starts, ends, counts, heads["delta"].astype(np.int64))
     if fields is None:
         return None
     deltas, times = fields[:2]
-    is_appended = (heads["attributes"] & LOG_APPEND_TIME) != 0
-    stamps = np.where(is_appended, heads["max_ms"], heads["first_ms"]).astype(np.int64)
-    times *= np.repeat(~is_appended, counts)
+    is_appended = stretch.has(LOG_APPEND_TIME)
+    stamps = np.where(is_appended, heads["max_timestamp"], heads["first_timestamp"]).astype(np.int64)
+    if is_appended.any():
+        times *= np.repeat(~is_appended, counts)
     times += np.repeat(stamps, counts)
-    deltas += np.repeat(heads["base"].astype(np.int64), counts)
+    deltas += np.repeat(stretch.base_offsets(), counts)
     return RecordTable(plain, deltas, times, np.repeat(is_appended, counts), *fields[2:])
 
 
-def _unpacked(batches: Sequence[Buffer], attributes: Sequence[int]) -> list[bytes] | None:
+def _unpacked(stretch: Stretch) -> list[bytes] | None:
     """Return their records without a codec, None if that is too much at once."""
     found: list[bytes] = []
     left = UNPACKED_MAX
-    for batch, each in zip(batches, attributes, strict=True):
+    codecs = (stretch.heads["attributes"] & CODEC_MASK).tolist()
+    bounds = zip((stretch.starts + HEAD_SIZE).tolist(), stretch.ends.tolist(), strict=True)
+    for (start, end), codec in zip(bounds, codecs, strict=True):
         try:
-            found.append(unpack(each & CODEC_MASK, memoryview(batch)[HEAD_SIZE:]))
+            found.append(unpack(codec, stretch.data[start:end]))
         except BadRecords:
             return None
         left -= len(found[-1])

@@ -24,6 +24,7 @@ from tools.verify.core.lineage import Claim, Lineage, Range, without
 from tools.verify.core.meta import Meta, read_meta
 from tools.verify.core.records import BadRecords, read_records
 from tools.verify.core.stores import FileSource, Gone, Source
+from tools.verify.core.stretches import RawBatch, Stretch
 from tools.verify.core.tier_topics import COPY_FINISHED, ColdTold, ToldCopy, tier_partition
 from tools.verify.core.topic_places import (
     COLD,
@@ -31,15 +32,14 @@ from tools.verify.core.topic_places import (
     Damaged,
     LocalReplica,
     Place,
-    RawBatch,
     cold_places,
     local_replica,
     positions_in,
     read_directories,
     section,
     wal_places,
-    walk,
     walk_sound,
+    walk_stretches,
 )
 from tools.verify.core.topic_transactions import Aborted, Transactions, fold_transactions
 
@@ -79,13 +79,18 @@ class Part(NamedTuple):
     end: int
 
 
-def read_part(part: Part) -> Iterator[RawBatch]:
+def read_part(part: Part) -> Iterator[Stretch]:
     """Yield the batches that hold offsets of the part. Raise Damaged, Gone, SourceFailed."""
-    for batch in walk(part.source, part.key, part.position, part.size):
-        if batch.head.base_offset >= part.end:
+    for whole in walk_stretches(part.source, part.key, part.position, part.size):
+        stretch = whole.before(part.end)
+        is_end = len(stretch.starts) < len(whole.starts)
+        below = stretch.last_offsets() < part.first
+        if below.any():
+            stretch = stretch.only(~below)
+        if len(stretch.starts):
+            yield stretch
+        if is_end:
             return
-        if batch.head.last_offset >= part.first:
-            yield batch
 
 
 class _Link(NamedTuple):
@@ -210,6 +215,11 @@ class PartitionBytes:
         return found
 
     def batches(self, start: int, end: int) -> Iterator[RawBatch]:
+        """Yield what `stretches` does, batch by batch."""
+        for stretch in self.stretches(start, end):
+            yield from stretch.batches()
+
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
         """Yield whole batches, control batches too, that hold these offsets; of damaged ones another copy.
 
         Raise Missing where there is none; whoever goes on behind it gets what is sound there.
@@ -232,10 +242,11 @@ class PartitionBytes:
             try:
                 begin = sound.get(link.place.key, 0)
                 for part in self._cut(link.place, at, min(link.end, end), None, begin):
-                    for batch in read_part(part):
-                        if batch.head.last_offset >= at:
-                            at = batch.head.last_offset + 1
-                            yield batch
+                    for stretch in read_part(part):
+                        later = stretch.rising_from(at)
+                        if len(later.starts):
+                            at = int(later.last_offsets()[-1]) + 1
+                            yield later
                 at = max(at, min(link.end, end))
             except Gone as error:
                 why = str(error)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+import numpy as np
 from crc32c import crc32c
 
 from tools.verify.core.directory import EPOCHS, Directory, Log, list_directory, segments
-from tools.verify.core.heads import HEAD_SIZE, Batch, head, is_sound
+from tools.verify.core.heads import FRAME, HEAD_SIZE, head
 from tools.verify.core.kafka_files import BadFile, leader_epochs, offset_entries
 from tools.verify.core.keys import (
     WAL,
@@ -46,6 +47,7 @@ from tools.verify.core.layouts import (
     wal_table_end,
 )
 from tools.verify.core.stores import Gone, Listed, Source, TooLarge
+from tools.verify.core.stretches import RawBatch, Stretch, count_sound, cut, frames, stretch_of
 from tools.verify.core.tier_topics import COPY_FINISHED, ToldCopy
 
 LOCAL: Final = "local"
@@ -262,14 +264,7 @@ class Damaged(Exception):
         """Where the next batch begins, if the length is right; -1: it cannot be."""
 
 
-class RawBatch(NamedTuple):
-    """A batch with all of its bytes."""
-
-    data: memoryview
-    head: Batch
-
-
-def walk(source: Source, key: str, position: int, size: int) -> Iterator[RawBatch]:
+def walk_stretches(source: Source, key: str, position: int, size: int) -> Iterator[Stretch]:
     """Yield the batches of some bytes of a file or object, whose checksums agree. Raise Damaged, Gone.
 
     A batch that is cut off by the end of the file, and not by `size`, ends it.
@@ -284,23 +279,24 @@ def walk(source: Source, key: str, position: int, size: int) -> Iterator[RawBatc
         view = memoryview(rest + chunk if rest else chunk)
         begin = at - len(rest)
         at += len(chunk)
-        now, stop = 0, len(view)
-        while now + HEAD_SIZE <= stop:
-            found = head(view, now, begin)
-            following = now + found.size
-            if found.size < HEAD_SIZE:
-                raise Damaged(key, begin + now)
-            if following > stop:
-                if found.size > FILE_BYTES_MAX:
-                    raise Damaged(key, begin + now)
-                break
-            if not is_sound(view, now, following):
-                raise Damaged(key, begin + now, begin + following)
-            yield RawBatch(view[now:following], found)
-            now = following
+        starts, now = frames(view, 0, FILE_BYTES_MAX - FRAME)
+        for found in cut(stretch_of(view, begin, starts, np.append(starts, now)[1:])):
+            count = count_sound(found)
+            if count:
+                yield found.only(slice(0, count))
+            if count < len(found.starts):
+                raise Damaged(key, begin + int(found.starts[count]), begin + int(found.ends[count]))
+        if now + HEAD_SIZE <= len(view) and not HEAD_SIZE <= head(view, now).size <= FILE_BYTES_MAX:
+            raise Damaged(key, begin + now)
         rest = bytes(view[now:])
         if len(chunk) < wanted:
             return
+
+
+def walk(source: Source, key: str, position: int, size: int) -> Iterator[RawBatch]:
+    """Yield them one by one. Raise Damaged, Gone."""
+    for stretch in walk_stretches(source, key, position, size):
+        yield from stretch.batches()
 
 
 def walk_sound(source: Source, key: str, position: int, size: int) -> Iterator[RawBatch]:

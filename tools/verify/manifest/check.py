@@ -19,10 +19,8 @@ from tools.verify.core.manifest_rules import LOSS, Columns, ReadRecords, Wanted,
 from tools.verify.core.outcome import Unchecked, Unread
 from tools.verify.core.record_sums import Rows, hash_all, new_rows
 from tools.verify.core.record_sums import columns as as_columns
-from tools.verify.core.record_table import GROUP_BYTES, GROUP_RECORDS
 from tools.verify.core.stores import Source, SourceFailed
 from tools.verify.core.topic import LIMITLESS, ClusterBytes, Missing, PartitionBytes
-from tools.verify.core.topic_places import RawBatch
 
 
 class Checked(NamedTuple):
@@ -132,37 +130,23 @@ def _open(
 
 def columns_of(log: PartitionBytes, first: int, end: int) -> Iterator[Columns]:
     """Yield offsets and hashes of the data records of [first, end), in pieces, without what is missing."""
-    group: list[RawBatch] = []
-    records = size = 0
     at = first
     while at < end:
         try:
-            for batch in log.batches(at, end):
-                head = batch.head
-                at = head.last_offset + 1
-                if head.is_control:
-                    continue
-                group.append(batch)
-                records += max(head.record_count, 0)
-                size += head.size
-                if records >= GROUP_RECORDS or size >= GROUP_BYTES:
-                    yield _hashed(group, first, end)
-                    group = []
-                    records = size = 0
+            for stretch in log.stretches(at, end):
+                at = int(stretch.last_offsets()[-1]) + 1
+                rows = new_rows()
+                hash_all(stretch.of_data(), rows)
+                if rows[0]:
+                    yield _within(rows, first, end)
             break
         except Missing as missing:
             at = max(at + 1, missing.end)
-    if group:
-        yield _hashed(group, first, end)
-
-
-def _hashed(group: Sequence[RawBatch], first: int, end: int) -> Columns:
-    rows = new_rows()
-    hash_all(group, rows)
-    return _within(rows, first, end)
 
 
 def _within(rows: Rows, first: int, end: int) -> Columns:
     offsets, keys, values = as_columns(rows)
     which = (offsets >= first) & (offsets < end)
+    if which.all():
+        return offsets, keys, values
     return offsets[which], keys[which], values[which]

@@ -14,7 +14,7 @@ from tools.verify.core.heads import HEAD_SIZE, head
 from tools.verify.core.record_sums import hash_all, hash_records, new_rows
 from tools.verify.core.record_table import WIDTH_MIN, RecordTable, read_table
 from tools.verify.core.records import BadRecords, read_records
-from tools.verify.core.topic_places import RawBatch
+from tools.verify.core.stretches import joined
 
 Row = tuple[int, int, bytes | None, bytes | None]
 
@@ -120,5 +120,5 @@ def test_hashes_are_those_of_each_batch_and_a_bad_one_has_none() -> None:
                 hash_records(data, head(data, 0), wanted)
             except BadRecords:
                 assert data == bytes(bad)
-        hash_all([RawBatch(memoryview(data), head(data, 0)) for data in group], found)
+        hash_all(joined(group), found)
         assert found == wanted and len(found[0]) in (3 * len(batches), 3 * (len(batches) - 1))
