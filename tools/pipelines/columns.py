@@ -157,7 +157,7 @@ class Columns:
         return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def _pieces(plain: bytes, starts: Numbers, ends: Numbers) -> Any:
+def _pieces(plain: memoryview, starts: Numbers, ends: Numbers) -> Any:
     """Return these bytes of `plain` as a column: of what lies between its bounds, every second piece."""
     is_null = starts < 0
     if is_null.all():

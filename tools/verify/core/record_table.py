@@ -20,6 +20,8 @@ from tools.verify.core.records import LEAST_RECORD, BadRecords, unpack
 from tools.verify.core.stretches import Numbers, Stretch, joined
 
 Bytes = npt.NDArray[np.uint8]
+Windows = npt.NDArray[np.void]
+"""The bytes from each place on."""
 
 GROUP_RECORDS: Final = 1 << 13
 GROUP_BYTES: Final = 8 << 20
@@ -32,12 +34,18 @@ _PAD: Final = bytes(32)
 _SIZE_BITS: Final = 28
 _TIME_BITS: Final = 56
 """Where the last byte of a number begins."""
+_BEFORE_KEY: Final = ((0, _SIZE_BITS), (1, _TIME_BITS), (0, _SIZE_BITS), (0, _SIZE_BITS))
+"""The record's size, its attributes and time, its offset, the size of its key."""
+_BEFORE_VALUE: Final = ((0, _SIZE_BITS),)
+WINDOW: Final = 16
+"""Bytes in which the numbers in front of a key lie as a rule."""
+_WINDOW: Final = np.dtype((np.void, WINDOW))
 
 
 class RecordTable(NamedTuple):
     """Records in their order. A start of -1: null."""
 
-    plain: bytes
+    plain: memoryview
     """What positions are in."""
     offsets: Numbers
     timestamps: Numbers
@@ -65,14 +73,14 @@ def read_stretch(stretch: Stretch) -> RecordTable | None:
         unpacked = _unpacked(stretch)
         if unpacked is None:
             return None
-        plain = b"".join([*unpacked, _PAD])
+        plain = memoryview(b"".join([*unpacked, _PAD]))
         sizes = np.fromiter(map(len, unpacked), np.int64, len(unpacked))
         ends = np.cumsum(sizes)
         starts = ends - sizes
     else:
-        begin = int(stretch.starts[0])
-        plain = b"".join([stretch.data[begin : int(stretch.ends[-1])], _PAD])
-        starts, ends = stretch.starts + (HEAD_SIZE - begin), stretch.ends - begin
+        plain, starts, ends = stretch.data, stretch.starts + HEAD_SIZE, stretch.ends
+        if len(plain) - int(ends[-1]) < len(_PAD):
+            plain = memoryview(b"".join([plain, _PAD]))
     if (ends - starts < counts * LEAST_RECORD).any():
         return None
     fields = _read(plain, starts, ends, counts, heads["delta"].astype(np.int64))
@@ -106,10 +114,13 @@ def _unpacked(stretch: Stretch) -> list[bytes] | None:
 
 
 def _read(
-    plain: bytes, starts: Numbers, ends: Numbers, counts: Numbers, last_deltas: Numbers
+    plain: memoryview, starts: Numbers, ends: Numbers, counts: Numbers, last_deltas: Numbers
 ) -> Numbers | None:
     """Return the columns of all records, None: not all of them are what they are to be."""
     data = np.frombuffer(plain, np.uint8)
+    windows: Windows = np.ndarray(
+        (len(plain) - WINDOW + 1,), np.dtype((np.void, WINDOW)), plain, strides=(1,)
+    )
     rows = np.cumsum(counts) - counts
     found = np.empty((6, int(counts.sum())), np.int64)
     lanes = np.arange(len(counts))
@@ -119,33 +130,33 @@ def _read(
         if not going.all():
             if (at != ends[lanes])[~going].any():
                 return None
-            lanes, at = lanes[going], at[going]
-        record = _read_one_of_each(data, at, ends[lanes], last_deltas[lanes])
+            lanes, at, rows = lanes[going], at[going], rows[going]
+        stop, last = (ends, last_deltas) if len(lanes) == len(counts) else (ends[lanes], last_deltas[lanes])
+        record = _read_one_of_each(data, windows, at, stop, last)
         if record is None:
             return None
         fields, at = record
-        found[:, rows[lanes] + number] = fields
+        places = rows + number
+        for column, values in zip(found, fields, strict=True):
+            column[places] = values
     if (at != ends[lanes]).any():
         return None
     return found
 
 
 def _read_one_of_each(
-    data: Bytes, at: Numbers, stop: Numbers, last_deltas: Numbers
+    data: Bytes, windows: Windows, at: Numbers, stop: Numbers, last_deltas: Numbers
 ) -> tuple[tuple[Numbers, ...], Numbers] | None:
     """Return the fields of a record of each batch, and where these records end."""
     try:
-        size, at = _numbers(data, at, _SIZE_BITS)
-        end = at + size
+        (size, time, delta, key_size), (first, key) = _some_numbers(data, windows, at, _BEFORE_KEY)
+        end = first + size
         if ((size < LEAST_RECORD - 1) | (end > stop)).any():
             return None
-        time, at = _numbers(data, at + 1, _TIME_BITS)
-        delta, at = _numbers(data, at, _SIZE_BITS)
-        key_size, key = _numbers(data, at, _SIZE_BITS)
         key_end = key + np.maximum(key_size, 0)
         if ((key_size < -1) | (key_end > end) | (delta < 0) | (delta > last_deltas)).any():
             return None
-        value_size, value = _numbers(data, key_end, _SIZE_BITS)
+        (value_size,), (value, _) = _some_numbers(data, windows, key_end, _BEFORE_VALUE)
         value_end = value + np.maximum(value_size, 0)
         if ((value_size < -1) | (value_end + 1 != end)).any() or data[value_end].any():
             return None
@@ -153,6 +164,70 @@ def _read_one_of_each(
         return None
     key[key_size < 0] = value[value_size < 0] = -1
     return (delta, time, key, key_end, value, value_end), end
+
+
+def _some_numbers(
+    data: Bytes, windows: Windows, at: Numbers, wanted: Sequence[tuple[int, int]]
+) -> tuple[list[Numbers], tuple[Numbers, Numbers]]:
+    """Return numbers that follow each other, and where the first and the last of them end.
+
+    `wanted`: the bytes in front of each, and where its last byte may begin. Where they have as many bytes
+    everywhere as they have in the first place, as is usual, all are taken out of one copy.
+    """
+    rows = windows[at]
+    widths = _widths(rows[0].tobytes(), wanted)
+    if widths is not None and _is_alike(rows, widths):
+        byte = rows.view(np.uint8).reshape(-1, WINDOW)
+        numbers = [_number(byte, start, end) for start, end in widths]
+        return numbers, (at + widths[0][1], at + widths[-1][1])
+    numbers, ends = [], []
+    for before, bits_max in wanted:
+        number, at = _numbers(data, at + before, bits_max)
+        numbers.append(number)
+        ends.append(at)
+    return numbers, (ends[0], ends[-1])
+
+
+def _widths(row: bytes, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """Return where numbers begin and end in these bytes, None: they are longer."""
+    found, at = [], 0
+    for before, bits_max in wanted:
+        start = at = at + before
+        while at < WINDOW and row[at] > 127:
+            at += 1
+        at += 1
+        if at > WINDOW or 7 * (at - start - 1) > bits_max:
+            return None
+        found.append((start, at))
+    return found
+
+
+def _is_alike(rows: Windows, widths: Sequence[tuple[int, int]]) -> bool:
+    """Whether numbers end everywhere where they do in the first row."""
+    mask = bytearray(WINDOW)
+    for start, end in widths:
+        mask[start:end] = b"\x80" * (end - start)
+    words = rows.view(np.uint64).reshape(-1, WINDOW // 8)
+    for column, bits in enumerate(np.frombuffer(mask, np.uint64)):
+        if bits:
+            word = words[:, column]
+            is_other = word ^ word[0]
+            is_other &= bits
+            if is_other.any():
+                return False
+    return True
+
+
+def _number(byte: Bytes, start: int, end: int) -> Numbers:
+    """Return the number that lies in these columns."""
+    value = byte[:, end - 1].astype(np.int64)
+    for column in range(end - 2, start - 1, -1):
+        value <<= 7
+        value |= byte[:, column] & 127
+    sign = value & 1
+    value >>= 1
+    value ^= np.negative(sign, out=sign)
+    return value
 
 
 class _NoEnd(Exception):

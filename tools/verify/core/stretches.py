@@ -88,7 +88,8 @@ class Stretch(NamedTuple):
 
     def has(self, flags: int) -> npt.NDArray[np.bool_]:
         """Return which of them have one of these attributes."""
-        return (self.heads["attributes"] & flags) != 0
+        found: npt.NDArray[np.bool_] = (self.heads["attributes"] & flags) != 0
+        return found
 
     def only(self, which: Any) -> Stretch:
         """Return some of the batches, by a mask or a slice."""

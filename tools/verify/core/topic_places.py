@@ -46,7 +46,7 @@ from tools.verify.core.layouts import (
     index_head_size,
     wal_table_end,
 )
-from tools.verify.core.stores import Gone, Listed, Source, TooLarge
+from tools.verify.core.stores import FileSource, Gone, Listed, Source, TooLarge
 from tools.verify.core.stretches import RawBatch, Stretch, count_sound, cut, frames, stretch_of
 from tools.verify.core.tier_topics import COPY_FINISHED, ToldCopy
 
@@ -54,6 +54,10 @@ LOCAL: Final = "local"
 COLD: Final = "cold"
 WAL_TIER: Final = "wal"
 PIECE: Final = 8 << 20
+"""Of one request."""
+FILE_PIECE: Final = 2 << 20
+"""Of a file: so much memory is had again and again, where more would be fresh each time, which costs as much
+as the reading."""
 FILE_BYTES_MAX: Final = 64 << 20
 """Of a file beside a segment, and of a table."""
 FIRST_BYTES: Final = 64 << 10
@@ -269,10 +273,11 @@ def walk_stretches(source: Source, key: str, position: int, size: int) -> Iterat
 
     A batch that is cut off by the end of the file, and not by `size`, ends it.
     """
-    rest = b""
+    rest, missing = b"", 0
     at, end = position, position + size
+    piece = FILE_PIECE if isinstance(source, FileSource) else PIECE
     while at < end:
-        wanted = min(PIECE, end - at)
+        wanted = min(max(piece, missing), end - at)
         chunk = source.read(key, at, wanted)
         if not chunk:
             return
@@ -286,9 +291,11 @@ def walk_stretches(source: Source, key: str, position: int, size: int) -> Iterat
                 yield found.only(slice(0, count))
             if count < len(found.starts):
                 raise Damaged(key, begin + int(found.starts[count]), begin + int(found.ends[count]))
-        if now + HEAD_SIZE <= len(view) and not HEAD_SIZE <= head(view, now).size <= FILE_BYTES_MAX:
-            raise Damaged(key, begin + now)
-        rest = bytes(view[now:])
+        rest, missing = bytes(view[now:]), 0
+        if len(rest) >= HEAD_SIZE:
+            missing = head(rest, 0).size - len(rest)
+            if not HEAD_SIZE <= missing + len(rest) <= FILE_BYTES_MAX:
+                raise Damaged(key, begin + now)
         if len(chunk) < wanted:
             return
 

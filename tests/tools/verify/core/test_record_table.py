@@ -48,7 +48,7 @@ def one_by_one(batches: list[bytes]) -> list[Row]:
 def rows_of(table: RecordTable) -> list[Row]:
     def pieces(starts: list[int], ends: list[int]) -> list[bytes | None]:
         bounds = zip(starts, ends, strict=True)
-        return [None if start < 0 else table.plain[start:end] for start, end in bounds]
+        return [None if start < 0 else bytes(table.plain[start:end]) for start, end in bounds]
 
     keys = pieces(table.key_starts.tolist(), table.key_ends.tolist())
     values = pieces(table.value_starts.tolist(), table.value_ends.tolist())
