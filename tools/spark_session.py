@@ -22,6 +22,12 @@ WORKER: Final = Path(__file__).resolve().with_name("spark_worker.sh")
 PYTHON_VARIABLE: Final = "SPARK_TIDEWAL_PYTHON"
 QUICK_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For short runs: what is compiled further never pays within a minute."""
+HOT_JVM: Final = (
+    "-XX:+UseSerialGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""For short runs over many rows: ten times as much as usual must be done in a loop before it is compiled
+further, which pays for the few that see every row."""
 QUIET_JVM: Final = "-Xlog:disable -Xlog:all=error:stderr"
 ARCHIVED_JVM: Final = f"-Xshare:auto {QUIET_JVM} -XX:SharedArchiveFile="
 """An archive of another Java or of other jars is passed over, without a word on stdout."""
@@ -109,11 +115,11 @@ def _chosen(
     return {**chosen, **settings}
 
 
-def quick_jvm() -> str:
-    """Return the options of a driver's JVM for a run of at most a minute or so."""
+def quick_jvm(options: str = QUICK_JVM) -> str:
+    """Return the options of a driver's JVM for a run of at most a minute or so, the archive among them."""
     classes = archive()
     is_usable = classes.exists() and " " not in f"{classes}"
-    return f"{QUICK_JVM} {ARCHIVED_JVM}{classes}" if is_usable else QUICK_JVM
+    return f"{options} {ARCHIVED_JVM}{classes}" if is_usable else options
 
 
 def _opened(call: Callable[[], Any]) -> Any:

@@ -119,9 +119,10 @@ def _hash_all(url: str, data: str, topics: Sequence[str]) -> None:
 
 
 def _sum_all(url: str, data: str, topics: Sequence[str]) -> None:
-    from tools.spark_session import open_session
+    from tools.spark_session import HOT_JVM, open_session, quick_jvm
 
-    spark = open_session("local[*]", name="records of 100 bytes", is_quick=True)
+    settings = {"spark.driver.extraJavaOptions": quick_jvm(HOT_JVM)}
+    spark = open_session("local[*]", name="records of 100 bytes", settings=settings, is_quick=True)
     reader = spark.read.format("tidewal").option("store", url).option("data", data)
     rows = reader.option("subscribe", ",".join(topics)).load()
     found = rows.selectExpr(
