@@ -26,6 +26,8 @@ from tools.versus import whole_cpu
 from tools.versus.whole_cpu import Ran
 
 PIECE_BYTES = 8 << 20
+TASK_BYTES = 256 << 20
+"""A few tasks a core: each costs as much as some megabytes do."""
 LOCAL, SPARK = "local", "spark"
 
 
@@ -124,6 +126,7 @@ def _sum_all(url: str, data: str, topics: Sequence[str]) -> None:
     settings = {"spark.driver.extraJavaOptions": quick_jvm(HOT_JVM)}
     spark = open_session("local[*]", name="records of 100 bytes", settings=settings, is_quick=True)
     reader = spark.read.format("tidewal").option("store", url).option("data", data)
+    reader = reader.option("maxTaskBytes", TASK_BYTES)
     rows = reader.option("subscribe", ",".join(topics)).load()
     found = rows.selectExpr(
         "count(*) as n", "sum(octet_length(value)) as size", "max(offset) as last"
