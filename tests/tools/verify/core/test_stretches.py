@@ -36,7 +36,8 @@ def batches_of(rng: Random, count: int) -> list[bytes]:
 
 def one_by_one(data: bytes, end: int) -> tuple[list[tuple[int, bytes]], tuple[int, int] | None]:
     """Return the sound batches of data[:end] and their positions, and what is told of damage, if there is."""
-    found, at = [], 0
+    found: list[tuple[int, bytes]] = []
+    at = 0
     while at + HEAD_SIZE <= min(len(data), end):
         size = head(data, at).size
         if not HEAD_SIZE <= size <= topic_places.FILE_BYTES_MAX:
