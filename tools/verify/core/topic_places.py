@@ -273,31 +273,26 @@ def walk_stretches(source: Source, key: str, position: int, size: int) -> Iterat
 
     A batch that is cut off by the end of the file, and not by `size`, ends it.
     """
-    rest, missing = b"", 0
-    at, end = position, position + size
+    at, end, unfinished = position, position + size, 0
     piece = FILE_PIECE if isinstance(source, FileSource) else PIECE
     while at < end:
-        wanted = min(max(piece, missing), end - at)
-        chunk = source.read(key, at, wanted)
-        if not chunk:
-            return
-        view = memoryview(rest + chunk if rest else chunk)
-        begin = at - len(rest)
-        at += len(chunk)
-        starts, now = frames(view, 0, FILE_BYTES_MAX - FRAME)
-        for found in cut(stretch_of(view, begin, starts, np.append(starts, now)[1:])):
+        wanted = min(max(piece, unfinished), end - at)
+        view = memoryview(source.read(key, at, wanted))
+        starts, stop = frames(view, 0, FILE_BYTES_MAX - FRAME)
+        for found in cut(stretch_of(view, at, starts, np.append(starts, stop)[1:])):
             count = count_sound(found)
             if count:
                 yield found.only(slice(0, count))
             if count < len(found.starts):
-                raise Damaged(key, begin + int(found.starts[count]), begin + int(found.ends[count]))
-        rest, missing = bytes(view[now:]), 0
-        if len(rest) >= HEAD_SIZE:
-            missing = head(rest, 0).size - len(rest)
-            if not HEAD_SIZE <= missing + len(rest) <= FILE_BYTES_MAX:
-                raise Damaged(key, begin + now)
-        if len(chunk) < wanted:
+                raise Damaged(key, at + int(found.starts[count]), at + int(found.ends[count]))
+        unfinished = 0
+        if stop + HEAD_SIZE <= len(view):
+            unfinished = head(view, stop).size
+            if not HEAD_SIZE <= unfinished <= FILE_BYTES_MAX:
+                raise Damaged(key, at + stop)
+        if len(view) < wanted or at + wanted == end:
             return
+        at += stop  # what is read twice is less than what it costs to join it with the rest
 
 
 def walk(source: Source, key: str, position: int, size: int) -> Iterator[RawBatch]:
