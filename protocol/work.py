@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import wraps
 from heapq import merge
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    from _typeshed import SupportsRichComparison
+
+class Ordered(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
 
 T = TypeVar("T")
 P = ParamSpec("P")
-OrderedT = TypeVar("OrderedT", bound="SupportsRichComparison")
+OrderedT = TypeVar("OrderedT", bound=Ordered)
 
 _FREED: Final = 256
 _SORTED: Final = 512
