@@ -102,17 +102,14 @@ class FreedMemory:
         return True
 
 
-def watch_freed_memory(loop: asyncio.AbstractEventLoop, freed: FreedMemory) -> Callable[[], None]:
-    """Look every now and then until what is returned is called."""
-    timer: asyncio.TimerHandle
+def watch_freed_memory(loop: asyncio.AbstractEventLoop, freed: FreedMemory) -> None:
+    """Look every now and then, as long as the loop runs."""
 
     def look() -> None:
-        nonlocal timer
-        timer = loop.call_later(LOOKS_EVERY_S, look)
+        loop.call_later(LOOKS_EVERY_S, look)
         freed.look()
 
-    timer = loop.call_later(LOOKS_EVERY_S, look)
-    return lambda: timer.cancel()
+    loop.call_later(LOOKS_EVERY_S, look)
 
 
 # --- the heap of glibc ---
