@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-LOOKS_EVERY_S: Final = 0.5
+LOOKS_EVERY_S: Final = 0.1
 WORTH_BYTES: Final = 16 << 20
 """What has to be free before it is given back; some 1 to 2 ms for that much."""
 FALL_BYTES: Final = WORTH_BYTES // 2
@@ -26,12 +26,16 @@ FALL_BYTES: Final = WORTH_BYTES // 2
 _HOLES_MAX: Final = 8192
 """Each hole is one call of the system: 57,000 of them held the heap for 85 ms. To count them takes time too,
 25 ms for 100,000: for each time that there are so many, one look is left out."""
-TRIES_MAX: Final = 14
+TRIES_MAX: Final = 16
 """After so many in a row, which take 14 s, what is held counts as in use: a request of many rows takes some
 seconds, and only after it there is something to give back."""
-_PAUSES_MAX: Final = 1
-"""How many looks at most are left out between those that find something to do: what is given back under load
-is taken again at once."""
+_PAUSES_MAX: Final = 9
+"""How many looks at most are left out between those that find the process grown, and nothing freed."""
+_PAUSES_FREED: Final = 1
+"""How many are left out after those that find something freed: what is given back under load is taken again
+at once."""
+_UNCHANGED_MAX: Final = 9
+"""How many looks at most do not ask the heap because the process is as large as before."""
 _FLOATS_KEPT: Final = 100
 _LISTS_KEPT: Final = 80
 """And as many dicts."""
@@ -65,10 +69,17 @@ class FreedMemory:
         """The memory of the process that counts as in use, and the most that was seen since something was
         given back.
         """
+        self._seen_bytes = self._settled_bytes
+        """What it was at the last look that asked the heap."""
+        self._unchanged = 0
+        """Looks since then."""
         self._returned_bytes = heap.state().free_bytes
         """The most that may be given back already of what is free."""
         self._pauses = 0
+        """Looks that are left out, whatever they would find."""
+        self._tries_pauses = 0
         self._next_pauses = 0
+        """Looks that are left out unless something is freed."""
         self._tries = 0
         """How often in a row it was done."""
 
@@ -77,19 +88,30 @@ class FreedMemory:
         if self._pauses:
             self._pauses -= 1
             return False
-        resident, (free_bytes, holes) = self._heap.resident_bytes(), self._heap.state()
+        resident = self._heap.resident_bytes()
+        if resident == self._seen_bytes and not self._tries and self._unchanged < _UNCHANGED_MAX:
+            self._unchanged += 1
+            return False
+        self._seen_bytes, self._unchanged = resident, 0
+        free_bytes, holes = self._heap.state()
         self._settled_bytes = min(self._settled_bytes, resident)
         self._highest_bytes = max(self._highest_bytes, resident)
         self._returned_bytes = min(self._returned_bytes, free_bytes)
         if holes > _HOLES_MAX:
-            self._pauses = holes // _HOLES_MAX
+            self._pauses, self._seen_bytes = 5 * holes // _HOLES_MAX, -1
             return False
-        has_grown = resident - self._settled_bytes >= WORTH_BYTES
-        has_fallen = self._highest_bytes - resident >= FALL_BYTES
-        if not has_grown and not has_fallen and free_bytes - self._returned_bytes < WORTH_BYTES:
-            self._next_pauses = self._tries = 0
+        is_freed = (
+            self._highest_bytes - resident >= FALL_BYTES or free_bytes - self._returned_bytes >= WORTH_BYTES
+        )
+        if not is_freed and resident - self._settled_bytes < WORTH_BYTES:
+            self._tries_pauses = self._next_pauses = self._tries = 0
             return False
-        self._pauses, self._next_pauses = self._next_pauses, min(2 * self._next_pauses + 1, _PAUSES_MAX)
+        if is_freed:
+            self._pauses = _PAUSES_FREED
+        elif self._tries_pauses:
+            self._tries_pauses -= 1
+            return False
+        self._tries_pauses, self._next_pauses = self._next_pauses, min(2 * self._next_pauses + 1, _PAUSES_MAX)
         self._heap.give_back()
         after = self._heap.resident_bytes()
         self._tries += 1
@@ -97,7 +119,7 @@ class FreedMemory:
             self._tries = 0
             self._settled_bytes = after
         self._settled_bytes = min(self._settled_bytes, after)
-        self._highest_bytes = after
+        self._highest_bytes = self._seen_bytes = after
         self._returned_bytes = self._heap.state().free_bytes
         return True
 
