@@ -265,6 +265,21 @@ def test_what_was_deleted_with_its_records_or_is_of_a_lost_lineage_is_not_needed
 
 
 @pytest.mark.parametrize(
+    ("second", "isr", "is_excused"),
+    [(4.0, (2,), True), (5.0, (2,), False), (4.0, (1, 2), False)],
+    ids=["by one that was passed over", "before that", "by one of the ISR"],
+)
+def test_what_one_lets_go_of_that_an_unclean_election_passed_over_is_lost_already(
+    second: float, isr: tuple[int, ...], is_excused: bool
+) -> None:
+    history = clean()
+    history.unclean_topics.add("t")
+    history.slots = led_by(T, (0.1, 1, 0, (1,)), (second, 2, 1, isr))
+    free_what_is_not_in_the_tier(history)
+    assert ("17 freed is in the tier" not in judge(history).rules()) is is_excused
+
+
+@pytest.mark.parametrize(
     ("at", "alone", "is_needed"),
     [
         (6.5, HadAlone(T, parted=((0, 0), (2, 0))), False),

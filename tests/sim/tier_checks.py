@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from protocol.errors import ErrorCode
 from tests.sim.checks import LATEST, Case
 from tests.sim.custody import NO_LEADER
-from tests.sim.history import ReplicaLog, TierCopy, TopicPartition
+from tests.sim.history import Freed, ReplicaLog, TierCopy, TopicPartition
 
 FINISHED = "COPY_FINISHED"
 METADATA_TOPIC = "__remote_log_metadata"
@@ -103,13 +103,23 @@ def epochs_within(epochs: Iterable[tuple[int, int]], start: int, end: int) -> li
 
 
 def what_leaves_a_disk_is_in_the_tier(case: Case) -> Iterator[str]:
-    """17 Local retention takes only what can be read from the tier at that moment."""
+    """17 Local retention takes only what can be read from the tier at that moment; unless an unclean election
+    had given the lead to one without these records, whose copies replace those that a node knows of which has
+    not heard of that yet."""
     for freed in case.history.freed:
-        if freed.readable_to < freed.end and not is_metadata_forgotten(case, freed.at):
+        if freed.readable_to < freed.end and not (
+            is_metadata_forgotten(case, freed.at) or _was_passed_over(case, freed)
+        ):
             yield (
                 f"{freed.tp} on node {freed.node} let go of {freed.start} to {freed.end - 1}"
                 f" at {freed.at:.3f}, the tier has it up to {freed.readable_to}"
             )
+
+
+def _was_passed_over(case: Case, freed: Freed) -> bool:
+    state = case.custody.at(freed.tp, freed.at)
+    is_unclean = any(each.is_unclean and each.at <= freed.at for each in case.custody.moments(freed.tp))
+    return is_unclean and state is not None and freed.node not in state.isr
 
 
 def what_leaves_the_tier_is_not_needed(case: Case) -> Iterator[str]:
