@@ -108,8 +108,8 @@ class Stretch(NamedTuple):
     def rising_from(self, first: int) -> Stretch:
         """Return those that have an offset of `first` or later, and later than all before them."""
         last = self.last_offsets()
-        before = np.maximum.accumulate(np.concatenate(([max(first - 1, _LEAST)], last[:-1])))
-        is_later = last > before
+        is_later = last >= first
+        is_later[1:] &= last[1:] > np.maximum.accumulate(last)[:-1]
         return self if is_later.all() else self.only(is_later)
 
     def batches(self) -> Iterator[RawBatch]:
