@@ -192,7 +192,8 @@ class FetchResponse:
                     out.join_new()
                     yield
             pieces.append(fetch_topic_tail(version))
-        size = self._ended(out, version, correlation_id, session_id, topics)
+        _end(out, version, correlation_id, session_id, topics)
+        size = _add_size(pieces)
         out.join_new()
         return answer_of(pieces) if is_joined else Bulk(pieces, size)
 
@@ -242,23 +243,16 @@ class FetchResponse:
         reads: list[PartitionRead],
     ) -> bytes | Bulk:
         pieces = out.pieces
-        size = self._ended(out, version, correlation_id, session_id, topics)
+        _end(out, version, correlation_id, session_id, topics)
         if out.records_size < SENDFILE_MIN:
             try:
-                return b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
+                body = b"".join([piece if piece.__class__ is bytes else piece.read() for piece in pieces])
             except OSError:
                 _drop_unreadable(reads, version)
                 return self._pack(connection, version, correlation_id, session_id, reads)
+            return _SIZE.pack(len(body)) + body
+        size = _add_size(pieces)
         return Bulk(_joined(pieces), size)
-
-    def _ended(self, out: _Pieces, version: int, correlation_id: int, session_id: int, topics: int) -> int:
-        """Add what comes first and last; return the size of all."""
-        pieces = out.pieces
-        pieces.append(fetch_tail(version, out.addresses, [_named(place) for place in out.objects]))
-        pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
-        size: int = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
-        pieces[0] = _SIZE.pack(size)
-        return size + 4
 
 
 class _Pieces:
@@ -278,6 +272,19 @@ class _Pieces:
         """Join neighbouring bytes among the pieces since the last time."""
         self.pieces[self._joined :] = _joined(self.pieces[self._joined :])
         self._joined = len(self.pieces)
+
+
+def _end(out: _Pieces, version: int, correlation_id: int, session_id: int, topics: int) -> None:
+    """Add what comes last, and the head."""
+    out.pieces.append(fetch_tail(version, out.addresses, [_named(place) for place in out.objects]))
+    out.pieces[1] = fetch_head(version, correlation_id, 0, session_id, topics)
+
+
+def _add_size(pieces: list[Any]) -> int:
+    """Put the size in front; return that of all together."""
+    size: int = sum(len(piece) if piece.__class__ is bytes else piece.size for piece in pieces)
+    pieces[0] = _SIZE.pack(size)
+    return size + 4
 
 
 def holder_of(connection: Connection, sessions: FetchSessions) -> Holder:
