@@ -25,7 +25,6 @@ from broker.config.broker import BrokerConfig
 from broker.config.values import ConfigError
 from broker.control.directories import StartupError
 from broker.coordinators.java_hash import java_hash_kept
-from broker.coordinators.topic_coordinator import known_hash
 from broker.freed_memory import FreedMemory, c_heap, watch_freed_memory
 from broker.net.descriptors import raise_descriptor_limit
 from broker.net.tcp import TcpNetwork
@@ -52,7 +51,7 @@ takes 10 ms while rows of a large request are made; with 10,000 and 10 it took u
 200 ms with two million objects; it is as rare as with (50,000, 20, 100), and what was there at the start is
 frozen."""
 
-REMEMBERED: Final = (uuid_of, lone_record_size, java_hash_kept, known_hash)
+REMEMBERED: Final = (uuid_of, lone_record_size, java_hash_kept)
 """What is remembered of thousands of values that clients name: to find it again costs a microsecond, and what
 was remembered in a large request lies between the rows of that."""
 

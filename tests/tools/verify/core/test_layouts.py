@@ -239,7 +239,7 @@ def test_counts_that_do_not_fit_are_refused_with_valid_checksums(name: str, valu
 
 
 def read_within_bounds(read: Callable[[bytes], Any], data: bytes) -> None:
-    """Again where it was too much: other threads of the process take memory too, which are at rest soon."""
+    """Again where it was too much: all of the process is measured, and a bad reader always takes it."""
     bound = 64 * len(data) + 300_000
     assert any(peak_of(read, data) < bound for _ in range(3)), bound
 
